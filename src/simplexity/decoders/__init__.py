@@ -1,0 +1,44 @@
+"""The decoders, one small file a family. Every file in this folder is loaded, so adding one is enough."""
+
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+from simplexity import specs
+from simplexity.decoding import REGISTRY, Decoder
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def decoders() -> dict[str, type[Decoder]]:
+    """Every decoder by name, installed plug-ins (entry points `simplexity.decoders`) included."""
+    for plugin in entry_points(group="simplexity.decoders"):
+        plugin.load()
+    return dict(REGISTRY)
+
+
+def decoder(spec: "str | dict[str, Any] | Decoder") -> Decoder:
+    """The decoder a spec describes: text, the data of `to_json`, or a decoder itself.
+
+    >>> decoder("top-p:p=0.9,temperature=0.7")
+    TopP(p=0.9, temperature=0.7)
+    >>> str(decoder({"decoder": "top-k", "k": 5}))
+    'top-k:k=5'
+    """
+    if isinstance(spec, Decoder):
+        return spec
+    if isinstance(spec, str):
+        name, values = specs.parse(spec)
+    elif isinstance(spec, dict) and isinstance(spec.get("decoder"), str):
+        name, values = spec["decoder"], {k: v for k, v in spec.items() if k != "decoder"}
+        values = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in values.items()}
+    else:
+        raise ValueError(f"a decoder is a spec such as 'top-p:p=0.9' or {{'decoder': 'top-p', 'p': 0.9}}, got {spec!r}")
+    known = REGISTRY if name in REGISTRY else decoders()
+    if name not in known:
+        raise ValueError(f"unknown decoder {name!r}{specs.nearest(name, sorted(known))}")
+    return specs.build(known[name], values)

@@ -1,0 +1,90 @@
+"""Best-of-K: stay near the model, and make good alternatives show up at least once among K draws.
+
+    max <q, s> − λ·KL(q ‖ p) + λβ·Σ_v w_v (1 − (1 − q_v)^K),      p = softmax(s/τ)
+
+The paper (Ji, Tutunov, Zimmer and Bou-Ammar, 2026) takes J = 5 steps of mirror ascent from p. With s the raw
+logits these steps mostly lower the temperature: at β = 0 they give exactly softmax(s/τ'),
+1/τ' = 1/τ + (1 − (1 − step·λ)^J)/λ. `describe` reports τ' for any setting; `solver=exact` finds the optimum.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simplexity.context import Context
+from simplexity.decoding import Decoder
+from simplexity.parameters import Weights, parameter, temperature
+from simplexity.problem import Problem
+from simplexity.regularisers import KL, Coverage, Regulariser, curvature
+from simplexity.rows import is_number, log_total
+from simplexity.solvers import MirrorAscent, Solver
+from simplexity.supports import TopK
+
+RANK_DEPTH = 32  # half-lives after which a rank weight, 2^-32, is taken as zero
+
+
+@dataclass(frozen=True)
+class BestOfK(Decoder, name="bok"):
+    """Anchored to the model, with a reward for tokens that k draws would cover at least once."""
+
+    objective = "max <q,s> − lam·KL(q‖p) + lam·beta·Σ w(1−(1−q)^k)"
+
+    k: int | Tensor = parameter(8, "how many samples will be drawn", at_least=1, whole=True)
+    beta: float | Tensor = parameter(0.01, "reward for coverage", at_least=0)
+    lam: float | Tensor = parameter(0.1, "strength of the anchor and of the reward", at_least=0)
+    temperature: float | Tensor = temperature()
+    steps: int = parameter(5, "steps of mirror ascent", at_least=0, whole=True)
+    step: float | Tensor | None = parameter(None, "step size; 1, or the largest safe one if smaller", above=0)
+    weights: str | Weights = parameter(
+        "probs", "what covering a token is worth", choices=("probs", "top-m", "rank", "uniform"), function=True
+    )
+    m: int = parameter(8, "top-m: tokens with weight 1; rank: ranks in which it halves", at_least=1, whole=True)
+    scores: str = parameter("logits", "s: the logits, log p, or nothing", choices=("logits", "logprobs", "none"))
+    solver: str = parameter("mirror", "mirror: J steps; exact: the optimum", choices=("mirror", "exact"))
+
+    def check(self) -> None:
+        if is_number(self.step) and is_number(self.lam) and self.step * self.lam >= 2:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(f"bok: step·lam must be below 2, got {self.step * self.lam:g}: mirror ascent diverges there")  # pyright: ignore[reportOperatorIssue]
+
+    def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
+        tempered = scores / self.temperature
+        log_p = tempered - log_total(tempered)
+        s = {"logits": scores, "logprobs": log_p, "none": torch.where(scores > -torch.inf, 0.0, scores)}[self.scores]
+        omega: Regulariser = KL(log_p)
+        if not (is_number(self.beta) and self.beta == 0):
+            omega = omega + self.beta * Coverage(self.k, self.token_weights(scores, log_p))
+        return Problem(s, omega, lam=self.lam)
+
+    def method(self, problem: Problem) -> Solver | None:
+        if self.solver == "exact":
+            return None
+        terms = getattr(problem.regulariser, "terms", ((1.0, problem.regulariser),))
+        (log_p,) = (term.log_reference for _, term in terms if isinstance(term, KL))
+        return MirrorAscent(steps=self.steps, step=self.safe_step(problem), start=log_p.exp())
+
+    def safe_step(self, problem: Problem) -> float | Tensor:
+        """The step asked for; else 1, or 1/(λ + λβ·max(w)·κ), beyond which a step may overshoot, if that is smaller."""
+        if self.step is not None:
+            return self.step
+        if is_number(self.lam) and is_number(self.beta) and isinstance(self.k, int) and not callable(self.weights):
+            if self.lam * (1 + self.beta * curvature(self.k)) <= 1:  # max(w) <= 1 for the weights with a name
+                return 1.0
+        smoothness = problem.regulariser.smoothness("entropic")
+        steepness = torch.as_tensor(problem.lam * smoothness, device=problem.scores.device)  # pyright: ignore[reportOperatorIssue]
+        return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)
+
+    def token_weights(self, scores: Tensor, log_p: Tensor) -> float | Tensor:
+        """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on."""
+        if callable(self.weights):
+            return self.weights(scores).to(scores)
+        if self.weights == "uniform":
+            return 1.0
+        if self.weights == "probs":
+            return log_p.exp()
+        if self.weights == "top-m":
+            return TopK(self.m).mask(scores).to(scores.dtype)
+        best = scores.topk(min(RANK_DEPTH * self.m, scores.shape[-1])).indices.sort(-1).values
+        order = scores.gather(-1, best).argsort(dim=-1, descending=True, stable=True)
+        fading = torch.exp2(-torch.arange(best.shape[-1], device=scores.device, dtype=scores.dtype) / self.m)
+        return torch.zeros_like(scores).scatter(-1, best.gather(-1, order), fading.expand(best.shape))

@@ -1,0 +1,29 @@
+"""KL-anchored decoding: climb the scores, tied to a reference distribution."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simplexity.context import Context
+from simplexity.decoding import Decoder
+from simplexity.parameters import parameter, temperature
+from simplexity.problem import Problem
+from simplexity.regularisers import KL
+
+
+@dataclass(frozen=True)
+class KLAnchored(Decoder, name="kl"):
+    """r·exp(s / lam), normalised; r = softmax(t / temperature), t another model's logits (context.other).
+
+    Without another model the anchor is the model itself, t = s.
+    """
+
+    objective = "max <q,s> − lam·KL(q‖r)"
+
+    lam: float | Tensor = parameter(1.0, "strength of the anchor", at_least=0)
+    temperature: float | Tensor = temperature()
+
+    def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
+        anchor = scores if context is None or context.other is None else context.other.to(scores)
+        return Problem(scores, KL(torch.log_softmax(anchor / self.temperature, -1)), lam=self.lam)

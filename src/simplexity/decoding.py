@@ -1,0 +1,204 @@
+"""A decoder: a named way to turn scores into a problem. What is done with the problem is the same for all.
+
+    scores s  --problem-->  max <q, s> − λ·Ω(q) on C(s)  --solve-->  q  --draw-->  token
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from simplexity import measures, specs
+from simplexity.certificate import Certificate, certify
+from simplexity.context import Context
+from simplexity.draw import Seeds, draw, mode
+from simplexity.parameters import Rule, rule_of
+from simplexity.problem import Problem, raise_for
+from simplexity.rows import per_row, working_copy
+from simplexity.solvers import Solution, Solver, find_solution
+from simplexity.targets import solve_temperature
+
+REGISTRY: dict[str, type[Decoder]] = {}
+
+
+def _target(doc: str) -> Any:
+    return field(default=None, kw_only=True, metadata={"rule": Rule(above=0, optional=True, doc=doc)})
+
+
+@dataclass(frozen=True)
+class Decoder(ABC):
+    """A named family of problems. A subclass is a frozen dataclass that writes `problem`:
+
+        @dataclass(frozen=True)
+        class MinP(Decoder, name="min-p"): ...
+
+    Its fields are its parameters. A decoder with a `temperature` also takes a target instead of it:
+    `entropy` or `effective_temperature`, for which the temperature of each row is solved.
+    """
+
+    name: ClassVar[str] = ""
+    objective: ClassVar[str] = ""
+
+    entropy: float | Tensor | None = _target("solve for the temperature that gives q this entropy, in nats")
+    effective_temperature: float | Tensor | None = _target("solve for the temperature that makes q as sharp as this one")
+
+    def __init_subclass__(cls, name: str = "", **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if name:
+            taken = REGISTRY.get(name)
+            if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"the decoder name {name!r} is taken by {taken.__qualname__}")
+            cls.name = name
+            REGISTRY[name] = cls
+
+    def __post_init__(self) -> None:
+        for f in self.parameters():
+            value, rule = getattr(self, f.name), rule_of(f)
+            if not rule.accepts(value):
+                raise ValueError(f"{self.name}: {f.name} must be {rule.allowed}, got {_show(value)}{rule.hint}")
+        self._check_target()
+        self.check()
+
+    def _check_target(self) -> None:
+        targets = [n for n in ("entropy", "effective_temperature") if getattr(self, n) is not None]
+        knob = next((f for f in fields(self) if f.name == "temperature"), None)
+        if targets and knob is None:
+            raise ValueError(f"{self.name}: {targets[0]} cannot be asked for: this decoder has no temperature to solve for")
+        if len(targets) > 1 or (targets and getattr(self, "temperature") != knob.default):  # pyright: ignore[reportOptionalMemberAccess]
+            raise ValueError(f"{self.name}: give one of temperature, entropy and effective_temperature, not several")
+
+    def check(self) -> None:
+        """Raise a ValueError where parameters do not fit each other."""
+
+    @classmethod
+    def parameters(cls) -> list[Any]:
+        """The dataclass fields a user can set; targets only where there is a temperature to solve for."""
+        own = [f for f in fields(cls) if f.init]
+        if any(f.name == "temperature" for f in own):
+            return [f for f in own if not f.kw_only] + [f for f in own if f.kw_only]
+        return [f for f in own if f.name not in ("entropy", "effective_temperature")]
+
+    @abstractmethod
+    def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
+        """The problem this decoder poses for scores `[..., V]`. Parameters given per row arrive as `[..., 1]`."""
+
+    def method(self, problem: Problem) -> Solver | None:
+        """How the problem is to be solved; None lets `solve` choose."""
+        return None
+
+    def distribution(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
+        """q `[..., V]`, float32 unless the scores are float64.
+
+        `validate=False` does not synchronise with the host and returns `(q, status)`: see `solve`.
+        """
+        solution = self._solution(scores, context, validate)
+        return solution.dense() if validate else (solution.dense(), solution.status)
+
+    def sample(
+        self,
+        scores: Tensor,
+        generator: torch.Generator | None = None,
+        seeds: Seeds | None = None,
+        step: int | Tensor = 0,
+        context: Context | None = None,
+        validate: bool = True,
+    ) -> Any:
+        """One token per row, int64 `[...]`; reproducible from a generator, or from one seed per row and the step.
+
+        `validate=False` does not synchronise with the host and returns `(tokens, status)`: a row that
+        cannot be solved gives the token −1.
+        """
+        solution = self._solution(scores, context, validate)
+        tokens = solution.columns.tokens(draw(solution.q, generator, seeds, step, validate=False))
+        return tokens if validate else (_blank(tokens, solution.status), solution.status)
+
+    def mode(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
+        """The most probable token of each row, int64 `[...]`."""
+        solution = self._solution(scores, context, validate)
+        tokens = solution.columns.tokens(mode(solution.q))
+        return tokens if validate else (_blank(tokens, solution.status), solution.status)
+
+    def certify(self, scores: Tensor, context: Context | None = None) -> Certificate:
+        """How far this decoder's q is from the optimum of its problem."""
+        return self._certified(scores, context)[1]
+
+    def describe(self, scores: Tensor, context: Context | None = None) -> measures.Description:
+        """Entropy, support size, KL to the model, effective temperature and gap of q, per row."""
+        q, certificate = self._certified(scores, context)
+        open_scores = scores if context is None else context.restrict(scores)
+        entropy = measures.entropy(q)
+        return measures.Description(
+            entropy=entropy,
+            support_size=(q > 0).sum(-1),
+            kl=measures.kl_to_model(q, open_scores),
+            effective_temperature=measures.effective_temperature(open_scores, entropy),
+            gap=certificate.gap,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The decoder as plain data, every parameter included; `decoder(...)` reads it back."""
+        return specs.to_json(self)
+
+    def __str__(self) -> str:
+        return specs.to_text(self)
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the docstring."""
+        return inspect.getdoc(cls).split("\n")[0] if cls.__doc__ else ""  # pyright: ignore[reportOptionalMemberAccess]
+
+    def _certified(self, scores: Tensor, context: Context | None) -> tuple[Tensor, Certificate]:
+        problem, solver, _ = self._posed(scores, context, True)
+        q = find_solution(problem, solver).dense()
+        return q, certify(problem, q)
+
+    def _solution(self, scores: Tensor, context: Context | None, validate: bool) -> Solution:
+        problem, solver, unreachable = self._posed(scores, context, validate)
+        solution = find_solution(problem, solver, validate)
+        if unreachable is None or solution.status is None:
+            return solution
+        status = torch.where(solution.status == 0, unreachable, solution.status)
+        return Solution(solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), solution.columns, solution.size, status)
+
+    def _posed(self, scores: Tensor, context: Context | None, validate: bool) -> tuple[Problem, Solver | None, Tensor | None]:
+        """The problem of these scores and its solver, per-row parameters in columns, a target solved for."""
+        scores = working_copy(scores)
+        if context is not None:
+            scores = context.restrict(scores)
+        decoder, unreachable = self._with({
+            f.name: per_row(value, scores, f.name)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }), None
+        if decoder.entropy is not None or decoder.effective_temperature is not None:
+            temperature, unreachable = solve_temperature(decoder, scores, context, validate)
+            decoder = decoder._with({"temperature": temperature, "entropy": None, "effective_temperature": None})
+            if validate:
+                raise_for(unreachable)
+        problem = decoder.problem(scores, context)
+        return problem, decoder.method(problem), unreachable
+
+    def _with(self, values: dict[str, Any]) -> Decoder:
+        """A copy with other parameters, unchecked: a check would read per-row values on the host."""
+        if not values:
+            return self
+        clone = copy.copy(self)
+        for name, value in values.items():
+            object.__setattr__(clone, name, value)
+        return clone
+
+
+def _blank(tokens: Tensor, status: Tensor | None) -> Tensor:
+    return tokens if status is None else tokens.masked_fill(status != 0, -1)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor with values from {value.min().item():g} to {value.max().item():g}"
+    return str(value) if isinstance(value, (int, float)) else repr(value)

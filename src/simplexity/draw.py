@@ -1,0 +1,111 @@
+"""From a distribution to tokens: its mode, or independent draws by inverse CDF.
+
+A draw needs one uniform number per row, not one per token: walk the cumulative sums of blocks, then of
+the one block that holds the number.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from simplexity.rows import first_rows, in_blocks
+
+Seeds = int | Sequence[int] | Tensor
+
+GOLDEN = -0x61C8864680B583EB  # 2^64 divided by the golden ratio, as a signed number
+
+
+def mode(q: Tensor) -> Tensor:
+    """The most probable token of each row, `[..., V] -> [...]`; the lowest id wins a tie."""
+    return q.argmax(-1)
+
+
+def draw(
+    q: Tensor,
+    generator: torch.Generator | None = None,
+    seeds: Seeds | None = None,
+    step: int | Tensor = 0,
+    validate: bool = True,
+) -> Tensor:
+    """One token per row, int64 `[...]`, with probability q `[..., V]`.
+
+    With `seeds` `[...]` the draw of a row depends on its seed, the step and its q alone, not on its
+    place in the batch or its neighbours; otherwise on `generator`, or torch's global one.
+    `validate=False` skips the check that every row has mass.
+
+    >>> draw(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), seeds=[7, 8])
+    tensor([1, 0])
+    """
+    rows = q.shape[:-1]
+    if validate and bool((bad := ~(q.sum(-1) > 0)).any()):
+        raise ValueError(f"{first_rows(bad)} of q has no mass to draw from")
+    if seeds is None:
+        u = torch.rand(rows, generator=generator, dtype=torch.float64, device=q.device)
+    else:
+        u = uniform(as_seeds(seeds, rows, q.device), step)
+    return inverse_cdf(q, u)
+
+
+def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds u·Σq, for u in [0, 1), `[...]`.
+
+    A token with q = 0 is never returned: the cumulative sum does not grow there.
+    """
+    blocks = in_blocks(q)
+    block, left = _locate(blocks.sum(-1).double(), u.unsqueeze(-1), share=True)
+    inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, blocks.shape[-1])).squeeze(-2)
+    offset, _ = _locate(inside.double(), left, share=False)
+    return (block * blocks.shape[-1] + offset).squeeze(-1)
+
+
+def _locate(mass: Tensor, target: Tensor, share: bool) -> tuple[Tensor, Tensor]:
+    """The first entry whose cumulative sum exceeds target `[..., 1]`, and what is left of target there."""
+    ends = mass.cumsum(-1)
+    whole = ends[..., -1:]
+    target = target * whole if share else target
+    # rounding may put the target at the very end, where nothing exceeds it
+    target = torch.minimum(target, torch.nextafter(whole, torch.zeros_like(whole)))
+    index = torch.searchsorted(ends, target, right=True).clamp_max_(mass.shape[-1] - 1)
+    before = ends.gather(-1, (index - 1).clamp_min(0)) * (index > 0)
+    return index, target - before
+
+
+def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:
+    """Seeds as int64 `[...]`; a ValueError unless there is one for each row."""
+    table = torch.as_tensor(seeds, device=device)
+    if table.is_floating_point() or table.dtype == torch.bool:
+        raise ValueError(f"seeds must be whole numbers, got {table.dtype}")
+    if table.shape != rows:
+        raise ValueError(f"seeds must have one entry per row, shape {list(rows)}, got {list(table.shape)}")
+    return table.to(torch.int64)
+
+
+def uniform(seeds: Tensor, step: int | Tensor = 0, stream: int = 0) -> Tensor:
+    """A number in [0, 1) with 53 random bits for each (seed, step, stream), float64 `[...]`.
+
+    Counter-based: SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014) over the seed, the step and
+    the stream in turn. Int64 arithmetic wraps around on every device, so every device gives the same bits.
+
+    >>> uniform(torch.tensor([1, 1, 2]), step=torch.tensor([0, 1, 0]))
+    tensor([...], dtype=torch.float64)
+    """
+    bits = _mix(_mix(_mix(seeds + GOLDEN) + _times_golden(step)) + _times_golden(stream))
+    return _shift(bits, 11).double() * 2.0**-53
+
+
+def _times_golden(n: int | Tensor) -> int | Tensor:
+    if isinstance(n, Tensor):
+        return n.to(torch.int64) * GOLDEN
+    return (n * GOLDEN + 2**63) % 2**64 - 2**63  # Python's numbers do not wrap around by themselves
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """A logical right shift: the sign bit is not copied."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _shift(x, 31)

@@ -1,0 +1,93 @@
+"""What a distribution is like: entropy, support size, distance to the model, effective temperature."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simplexity.roots import find_root
+from simplexity.rows import softmax
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """What a decoder made of the model's scores, one value per row.
+
+    entropy:               of q, in nats
+    support_size:          tokens with q > 0
+    kl:                    KL(q ‖ p) to the model's own p = softmax(s), temperature 1
+    effective_temperature: τ' with the entropy of softmax(s/τ') equal to q's; see `effective_temperature`
+    gap:                   how far q is from the optimum of the decoder's own problem, in score units
+    """
+
+    entropy: Tensor
+    support_size: Tensor
+    kl: Tensor
+    effective_temperature: Tensor
+    gap: Tensor
+
+
+def entropy(q: Tensor) -> Tensor:
+    """−Σ q log q in nats, `[..., V] -> [...]`, float64.
+
+    >>> entropy(torch.tensor([0.5, 0.5, 0.0]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+    q = q.double()
+    return -torch.xlogy(q, q).sum(-1)
+
+
+def kl_to_model(q: Tensor, scores: Tensor) -> Tensor:
+    """KL(q ‖ softmax(s)), `[...]`, float64."""
+    q, s = q.double(), scores.double()
+    log_p = s - s.logsumexp(-1, keepdim=True)
+    return torch.where(q > 0, torch.xlogy(q, q) - q * log_p, 0.0).sum(-1)
+
+
+def entropy_at(scores: Tensor, temperature: Tensor) -> Tensor:
+    """The entropy of softmax(s / temperature), `[..., 1] -> [...]`, float64."""
+    return entropy(softmax((scores.double() - scores.double().amax(-1, keepdim=True)) / temperature))
+
+
+def effective_temperature(scores: Tensor, target: Tensor) -> Tensor:
+    """τ' such that softmax(s/τ') has the entropy `target` `[...]`, float64 `[...]`.
+
+    0 for entropy zero on a unique maximum, inf for the entropy of the uniform distribution, NaN where
+    no τ' reaches the target: one allowed token, a constant row, less entropy than the tied maxima have.
+
+    >>> s = torch.tensor([3.0, 2.0, 0.0]).double()
+    >>> round(effective_temperature(s, entropy(torch.softmax(s / 0.7, -1))).item(), 6)
+    0.7
+    """
+    s = scores.double()
+    x = s - s.amax(-1, keepdim=True)
+    allowed, tied = x > -torch.inf, (x == 0).sum(-1)
+    count = allowed.sum(-1)
+    highest, lowest = count.double().log(), tied.double().log()
+    rounding = 16 * torch.finfo(scores.dtype if scores.dtype == torch.float64 else torch.float32).eps
+    slack = rounding * (1 + highest)
+    target = target.double()
+    # x·β with β = 1/τ': at β·spread = 1e-9 the row is uniform to rounding, at β·step = 700 it is one-hot
+    spread = -x.masked_fill(~allowed, 0.0).amin(-1)
+    step = -x.masked_fill(~allowed | (x == 0), -torch.inf).amax(-1)
+    usable = (tied < count) & (target > lowest + slack.clamp_max(1e-12)) & (target < highest - slack)
+    low = torch.where(usable, torch.log(1e-9 / spread), 0.0)
+    high = torch.where(usable, torch.log(700.0 / step), 1.0)
+    aim = target.clamp_min(1e-300).unsqueeze(-1)
+
+    def excess(log_beta: Tensor) -> Tensor:
+        return _log_entropy(x, log_beta.exp()) - aim.log()
+
+    beta = find_root(excess, low.unsqueeze(-1), high.unsqueeze(-1)).squeeze(-1).exp()
+    result = torch.where(usable, 1.0 / beta, torch.nan)
+    result = torch.where((tied < count) & (target >= highest - slack), torch.inf, result)
+    return torch.where((tied == 1) & (count > 1) & (target <= slack.clamp_max(1e-12)), 0.0, result)
+
+
+def _log_entropy(x: Tensor, beta: Tensor) -> Tensor:
+    """log of the entropy of softmax(βx), x <= 0 with maximum 0, `[..., 1]`: smooth where the entropy is tiny."""
+    y = torch.where(x > -torch.inf, x * beta, -torch.inf)
+    e = torch.exp(y)
+    mass = e.sum(-1, keepdim=True)
+    mean = torch.where(e > 0, e * y, 0.0).sum(-1, keepdim=True) / mass
+    return (mass.log() - mean).clamp_min(1e-300).log()

@@ -1,0 +1,73 @@
+"""A row of scores cut down to the few columns that can matter.
+
+A vocabulary has 150,000 tokens and a nucleus has 50. Once it is known that the rest gets nothing, the
+problem is solved on those columns alone, and its answer put back in place.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simplexity.rows import in_blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Narrowed:
+    """Scores `[..., n]` of the tokens `ids` `[..., n]`, ascending. ids None: all tokens.
+
+    Rows that keep fewer than n are padded: the score is −inf, the id that of their first token.
+    """
+
+    scores: Tensor
+    ids: Tensor | None = None
+
+    def take(self, x: Tensor) -> Tensor:
+        """The narrowed columns of another `[..., V]`."""
+        return x if self.ids is None else x.gather(-1, self.ids)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Another `[..., V]` with the narrowed columns zero."""
+        return torch.zeros_like(x) if self.ids is None else x.scatter(-1, self.ids, 0.0)
+
+    def keep(self, mask: Tensor) -> "Narrowed":
+        """The same columns, those outside `mask` forbidden."""
+        return Narrowed(self.scores.masked_fill(~mask, -torch.inf), self.ids)
+
+    def within(self, outer: "Narrowed") -> "Narrowed":
+        """These columns, picked from `outer`, with the vocabulary's own ids."""
+        if self.ids is None or outer.ids is None:
+            return Narrowed(self.scores, self.ids if outer.ids is None else outer.ids)
+        return Narrowed(self.scores, outer.ids.gather(-1, self.ids))
+
+    def widen(self, q: Tensor, size: int) -> Tensor:
+        """q on the narrowed columns as q on the whole vocabulary, zero elsewhere."""
+        if self.ids is None:
+            return q
+        # add, not set: padding repeats an id, with nothing to add
+        return q.new_zeros(*q.shape[:-1], size).scatter_add_(-1, self.ids, q)
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        """Column numbers `[...]` as token ids."""
+        return columns if self.ids is None else self.ids.gather(-1, columns.unsqueeze(-1)).squeeze(-1)
+
+
+def narrow_to(kept: Tensor, scores: Tensor) -> Narrowed:
+    """The columns of `scores` where `kept` `[..., V]` is above zero, at least one in every row.
+
+    Two levels: first the blocks that hold anything, then their entries; `nonzero` over a whole
+    vocabulary costs more than all the arithmetic. The width is that of the row that keeps most.
+    """
+    size, shape = scores.shape[-1], scores.shape[:-1]
+    blocks = in_blocks(kept.reshape(-1, size))
+    row, block = (blocks.amax(-1) > 0).nonzero(as_tuple=True)
+    entry, offset = blocks[row, block].nonzero(as_tuple=True)
+    row, column = row[entry], block[entry] * blocks.shape[-1] + offset
+    counts = torch.bincount(row, minlength=blocks.shape[0])
+    width = int(counts.max()) if len(counts) else 1
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    ids = column[counts.cumsum(0) - counts].unsqueeze(-1).repeat(1, width)
+    ids[row, place] = column
+    values = scores.new_full(ids.shape, -torch.inf)
+    values[row, place] = scores.reshape(-1, size)[row, column]
+    return Narrowed(values.view(*shape, width), ids.view(*shape, width))

@@ -1,0 +1,96 @@
+"""A decoder's parameters: what each may be, checked once where a decoder is made."""
+
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from simplexity.rows import is_number
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a parameter may be. Numbers may also be tensors, one value per row."""
+
+    above: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    whole: bool = False
+    flag: bool = False
+    choices: tuple[str, ...] = ()
+    function: bool = False  # besides the choices, a callable
+    optional: bool = False  # None means "decide for me"
+    hint: str = ""
+    doc: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """In words: "in (0, 1]", "a whole number >= 1", "one of probs, rank"."""
+        if self.flag:
+            return "true or false"
+        if self.choices:
+            return f"one of {', '.join(self.choices)}" + (" or a callable" if self.function else "")
+        kind = "a whole number" if self.whole else "a number"
+        if self.at_most is not None:
+            low = f"({self.above:g}" if self.above is not None else f"[{self.at_least:g}"
+            return f"in {low}, {self.at_most:g}]"
+        if self.above is not None:
+            return f"{kind} above {self.above:g}"
+        return f"{kind} >= {self.at_least:g}" if self.at_least is not None else kind
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is allowed; for a tensor, whether all of its entries are."""
+        if value is None:
+            return self.optional
+        if self.flag:
+            return isinstance(value, bool)
+        if self.choices:
+            return value in self.choices if isinstance(value, str) else self.function and callable(value)
+        if isinstance(value, Tensor):
+            fits = value == value
+            for bound, test in ((self.above, value.__gt__), (self.at_least, value.__ge__), (self.at_most, value.__le__)):
+                fits = fits & test(bound) if bound is not None else fits
+            return bool(fits.all())
+        if not is_number(value) or value in (float("inf"), float("-inf")) or (self.whole and value != int(value)):
+            return False
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+    def read(self, text: str) -> Any:
+        """A value from its text; the text itself where it cannot be read, for `accepts` to refuse."""
+        if self.flag:
+            return {"true": True, "false": False}.get(text, text)
+        if self.choices:
+            return text
+        try:
+            return int(text) if self.whole else float(text)
+        except ValueError:
+            return text
+
+
+def parameter(default: Any, doc: str, **rule: Any) -> Any:
+    """A dataclass field with a rule; see `Rule` for what can be asked of it."""
+    flag = isinstance(default, bool)
+    return field(default=default, metadata={"rule": Rule(doc=doc, flag=flag, optional=default is None, **rule)})
+
+
+def rule_of(f: "Field[Any]") -> Rule:
+    """The rule of a parameter; one declared without `parameter` takes any value of its default's type."""
+    default = f.default
+    return f.metadata.get("rule") or Rule(
+        flag=isinstance(default, bool),
+        whole=isinstance(default, int) and not isinstance(default, bool),
+        optional=default is None,
+    )
+
+
+def temperature() -> Any:
+    """The parameter that most decoders share: what the scores are divided by."""
+    return parameter(1.0, "what the scores are divided by", above=0, hint=" (for the limit 0 use greedy)")
+
+
+Weights = Callable[[Tensor], Tensor]

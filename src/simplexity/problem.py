@@ -1,0 +1,121 @@
+"""The master problem: everything else in this library states it, solves it, checks it or draws from it.
+
+    maximise   <q, s> − λ·Ω(q)     over distributions q on the tokens of a support C(s)
+
+Greedy is λ = 0; softmax is Ω = Σ q log q; top-k and top-p are supports; sparsemax is Ω = ½‖q‖²;
+Best-of-K is Ω = KL(q ‖ p) − β·(expected coverage by K draws).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from simplexity.regularisers import Regulariser, as_regulariser
+from simplexity.rows import first_rows, is_number, per_row, working_copy
+from simplexity.supports import Everything, Support
+
+
+class Status(IntEnum):
+    """What is wrong with a row, where nothing may be raised."""
+
+    OK = 0
+    NAN = 1  # a score is NaN
+    INFINITE = 2  # a score is +inf
+    FORBIDDEN = 3  # no token is allowed
+    UNREACHABLE = 4  # no setting of the decoder gives the entropy asked for
+
+
+COMPLAINTS = {
+    Status.NAN: "holds a NaN score: scores must be numbers or -inf (forbidden)",
+    Status.INFINITE: "holds a +inf score: scores must be numbers or -inf (forbidden)",
+    Status.FORBIDDEN: "allows no token: at least one score inside the support must be above -inf",
+    Status.UNREACHABLE: "cannot reach the target",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """max <q, s> − λ·Ω(q) over the simplex on `support(s)`, one problem for each row of the scores.
+
+    scores:      s, `[..., V]`; −inf forbids a token
+    regulariser: Ω, convex: a `Regulariser` or any object with `value(q)`
+    lam:         λ >= 0, a number or one per row
+    support:     C, the rule that says which tokens may be used at all
+
+    >>> from simplexity import NegEntropy, TopK, solve
+    >>> solve(Problem(torch.tensor([3.0, 2.0, 0.0]), NegEntropy(), support=TopK(2)))
+    tensor([0.7311, 0.2689, 0.0000])
+    """
+
+    scores: Tensor
+    regulariser: Regulariser
+    lam: float | Tensor = 1.0
+    support: Support = Everything()
+
+    def __post_init__(self) -> None:
+        scores = working_copy(self.scores)
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "regulariser", as_regulariser(self.regulariser))
+        if not isinstance(self.lam, Tensor) and not (is_number(self.lam) and self.lam >= 0):
+            raise ValueError(f"lam must be a number >= 0, got {self.lam!r}")
+        object.__setattr__(self, "lam", per_row(self.lam, scores, "lam"))
+        if not isinstance(self.support, Support):
+            raise ValueError(f"support must be a Support such as TopK(50), got {self.support!r}")
+
+    def objective(self, q: Tensor) -> Tensor:
+        """<q, s> − λ·Ω(q), `[...]`."""
+        reward = torch.where(q > 0, q * self.scores, 0.0).sum(-1)
+        lam = self.lam.squeeze(-1) if isinstance(self.lam, Tensor) else self.lam
+        return reward - lam * self.regulariser.value(q)
+
+    def gradient(self, q: Tensor) -> Tensor:
+        """s − λ·∇Ω(q), `[..., V]`."""
+        if isinstance(self.lam, float) and self.lam == 0:
+            return self.scores.clone()
+        return self.scores - self.lam * self.regulariser.grad(q)
+
+    def mask(self) -> Tensor:
+        """True where a token may get probability, `[..., V]`."""
+        return self.support.mask(self.open_scores())
+
+    def open_scores(self) -> Tensor:
+        """The scores, with the tokens on which Ω is infinite forbidden."""
+        domain = self.regulariser.domain()
+        return self.scores if domain is None else self.scores.masked_fill(~domain, -torch.inf)
+
+    def status(self, best: Tensor | None = None) -> Tensor:
+        """A `Status` for each row, int8 `[...]`, without host synchronisation.
+
+        `best`: the largest score inside the support `[..., 1]`, where the caller has it already.
+        """
+        if best is None:
+            scores = self.open_scores()
+            best = scores.masked_fill(~self.support.mask(scores), -torch.inf).amax(-1, keepdim=True)
+        top = self.scores.amax(-1)  # NaN if any score is NaN, +inf if any is +inf: one read tells all
+        status = (best.squeeze(-1) == -torch.inf).to(torch.int8) * Status.FORBIDDEN
+        status = torch.where(top == torch.inf, Status.INFINITE, status)
+        return torch.where(top.isnan(), Status.NAN, status).to(torch.int8)
+
+    def check(self) -> None:
+        """Raise a ValueError that names the first rows that cannot be solved."""
+        self.check_parameters()
+        raise_for(self.status())
+
+    def check_parameters(self) -> None:
+        """Raise a ValueError where λ, the regulariser or the support do not fit the scores."""
+        if isinstance(self.lam, Tensor) and not bool((self.lam >= 0).all()):
+            raise ValueError(f"lam must be >= 0 in every row, but not in {first_rows(~(self.lam >= 0).squeeze(-1))}")
+        self.support.check(self.scores)
+        self.regulariser.check()
+
+
+def raise_for(status: Tensor) -> None:
+    """Raise a ValueError for the first kind of complaint in `status`. Reads the host once if all is well."""
+    if not bool(status.any()):
+        return
+    for kind, complaint in COMPLAINTS.items():
+        bad = status == kind
+        if bool(bad.any()):
+            raise ValueError(f"{first_rows(bad)} {complaint}")

@@ -1,0 +1,421 @@
+"""Ω, the taste of a decoder: convex functions of a distribution q on the simplex.
+
+The master problem is  max <q, s> − λ·Ω(q). A regulariser states Ω and its gradient and knows no solver;
+one that is separable, Ω(q) = Σ_v φ_v(q_v), can be inverted token by token and is solved exactly.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from math import inf, log
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from simplexity.roots import find_root
+from simplexity.rows import first_rows, is_number, power, tiny
+
+Geometry = Literal["entropic", "euclidean"]
+
+
+class Regulariser(ABC):
+    """A convex Ω. `value` is all a new one must write; each further method unlocks something.
+
+    Sums and non-negative multiples are regularisers: `KL(p) + 0.01 * Coverage(8, p)`.
+    """
+
+    separable: bool = False
+    """Ω(q) = Σ_v φ_v(q_v): unlocks the exact dual solver."""
+
+    reach: float | Tensor = inf
+    """φ'(1) − φ'(0): tokens further than λ·reach below the best score get exactly zero."""
+
+    @abstractmethod
+    def value(self, q: Tensor) -> Tensor:
+        """Ω(q), `[..., V] -> [...]`."""
+
+    def grad(self, q: Tensor) -> Tensor:
+        """∇Ω(q), by automatic differentiation of `value` unless a subclass knows better.
+
+        Evaluated at max(q, tiny): the slope of q·log q at zero is −inf and would turn into NaN.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            point = q.detach().clone().clamp_min_(tiny(q.dtype)).requires_grad_()
+            (slope,) = torch.autograd.grad(self.value(point).sum(), point)
+        return slope
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        """q in [0, 1] with φ'(q) = x, token by token; 0 where x is below φ'(0), 1 where it is above φ'(1).
+
+        Found by bracketing in log q, which keeps relative precision down to the smallest numbers.
+        """
+        low, high = torch.full_like(x, log(tiny(x.dtype))), torch.zeros_like(x)
+        q = torch.exp(find_root(lambda y: x - self.grad(torch.exp(y)), low, high))
+        return q.masked_fill(x <= self.grad(torch.exp(low)), 0.0).masked_fill_(x == -inf, 0.0)
+
+    def smoothness(self, geometry: Geometry) -> float | Tensor | None:
+        """L such that L·ψ − Ω is convex, ψ the geometry's potential; None when no such L is known."""
+        return None
+
+    def domain(self) -> Tensor | None:
+        """True where q_v > 0 is possible, None for everywhere."""
+        return None
+
+    def check(self) -> None:
+        """Raise a ValueError where the parameters make no convex Ω. May read values."""
+
+    def take(self, ids: Tensor) -> "Regulariser":
+        """The same Ω on the tokens `ids` `[..., n]` alone."""
+        return self
+
+    def __add__(self, other: "Regulariser") -> "Regulariser":
+        return Sum((*_terms(self), *_terms(as_regulariser(other))))
+
+    def __mul__(self, factor: float | Tensor) -> "Regulariser":
+        if is_number(factor) and not factor >= 0:
+            raise ValueError(f"a regulariser can only be multiplied by a number >= 0 (else Ω is not convex), got {factor}")
+        if not is_number(factor) and not isinstance(factor, Tensor):
+            raise ValueError(f"a regulariser can be multiplied by a number or a tensor, got {type(factor).__name__}")
+        return Sum(tuple((factor * c, term) for c, term in _terms(self)))
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True, eq=False)
+class Zero(Regulariser):
+    """Ω = 0: nothing but the score counts."""
+
+    def value(self, q: Tensor) -> Tensor:
+        return torch.zeros_like(q[..., 0])
+
+    def grad(self, q: Tensor) -> Tensor:
+        return torch.zeros_like(q)
+
+    def smoothness(self, geometry: Geometry) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class NegEntropy(Regulariser):
+    """Ω(q) = Σ q log q.
+
+    >>> NegEntropy().value(torch.tensor([0.5, 0.5]))
+    tensor(-0.6931)
+    """
+
+    separable = True
+
+    def value(self, q: Tensor) -> Tensor:
+        return torch.xlogy(q, q).sum(-1)
+
+    def grad(self, q: Tensor) -> Tensor:
+        return q.clamp_min(tiny(q.dtype)).log_().add_(1.0)
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        return torch.exp(x - 1.0)
+
+    def smoothness(self, geometry: Geometry) -> float | None:
+        return 1.0 if geometry == "entropic" else None
+
+
+@dataclass(frozen=True, eq=False)
+class KL(Regulariser):
+    """Ω(q) = KL(q ‖ r) = Σ q log(q / r), r a reference distribution `[..., V]`, perhaps another model's.
+
+    `log_reference` is log r; −inf forbids a token.
+
+    >>> KL.to(torch.tensor([0.5, 0.5])).value(torch.tensor([1.0, 0.0]))
+    tensor(0.6931)
+    """
+
+    log_reference: Tensor
+    separable = True
+
+    @classmethod
+    def to(cls, reference: Tensor) -> "KL":
+        """The divergence to probabilities instead of log-probabilities."""
+        return cls(reference.log())
+
+    def value(self, q: Tensor) -> Tensor:
+        linear = torch.where(q > 0, q * self.log_reference, 0.0)
+        return (torch.xlogy(q, q) - linear).sum(-1)
+
+    def grad(self, q: Tensor) -> Tensor:
+        return q.clamp_min(tiny(q.dtype)).log_().add_(1.0) - self.log_reference
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        return torch.exp(x - 1.0 + self.log_reference)
+
+    def smoothness(self, geometry: Geometry) -> float | None:
+        return 1.0 if geometry == "entropic" else None
+
+    def domain(self) -> Tensor:
+        return self.log_reference > -inf
+
+    def check(self) -> None:
+        top = self.log_reference.amax(-1)
+        if bool((bad := ~top.isfinite()).any()):
+            raise ValueError(f"KL: the reference distribution holds NaN or no mass in {first_rows(bad)}")
+
+    def take(self, ids: Tensor) -> "KL":
+        return KL(_take(self.log_reference, ids))
+
+
+@dataclass(frozen=True, eq=False)
+class HalfSquare(Regulariser):
+    """Ω(q) = ½‖q‖².
+
+    >>> HalfSquare().value(torch.tensor([0.5, 0.5]))
+    tensor(0.2500)
+    """
+
+    separable = True
+    reach = 1.0
+
+    def value(self, q: Tensor) -> Tensor:
+        return q.square().sum(-1) / 2
+
+    def grad(self, q: Tensor) -> Tensor:
+        return q
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        return x.clamp_min(0.0)
+
+    def smoothness(self, geometry: Geometry) -> float:
+        return 1.0  # φ'' = 1 <= 1/q, the curvature of the entropic potential
+
+
+@dataclass(frozen=True, eq=False)
+class Tsallis(Regulariser):
+    """Ω(q) = Σ (q^α − q) / (α(α−1)), α > 1: the family of α-entmax. α = 2 is ½‖q‖² up to a constant.
+
+    >>> Tsallis(2.0).value(torch.tensor([0.5, 0.5]))
+    tensor(-0.2500)
+    """
+
+    alpha: float | Tensor
+    separable = True
+
+    def __post_init__(self) -> None:
+        if is_number(self.alpha) and not self.alpha > 1:
+            raise ValueError(f"Tsallis: alpha must be above 1, got {self.alpha} (alpha = 1 is NegEntropy)")
+
+    @property
+    def reach(self) -> float | Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 1.0 / (self.alpha - 1.0)
+
+    def value(self, q: Tensor) -> Tensor:
+        return ((q.pow(self.alpha) - q) / (self.alpha * (self.alpha - 1.0))).sum(-1)
+
+    def grad(self, q: Tensor) -> Tensor:
+        return (q.pow(self.alpha - 1.0) - 1.0 / self.alpha) / (self.alpha - 1.0)
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        # ((α−1)x + 1/α)_+^{1/(α−1)}, written so that α near 1 loses no digits
+        base = (self.alpha - 1.0) * (x - 1.0 / self.alpha)
+        return torch.exp(torch.log1p(base.clamp_min(-1.0)) / (self.alpha - 1.0))
+
+    def smoothness(self, geometry: Geometry) -> float | None:
+        if geometry == "entropic":
+            return 1.0  # φ'' = q^(α−2) <= 1/q
+        return 1.0 if is_number(self.alpha) and self.alpha >= 2 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Coverage(Regulariser):
+    """Ω(q) = −Σ w·(1 − (1−q)^K): minus the weighted number of tokens seen at least once in K draws.
+
+    `weights` w >= 0: a number or `[..., V]`. `k` may be a tensor `[..., 1]`, one K for each row.
+
+    >>> Coverage(2).value(torch.tensor([0.5, 0.5]))
+    tensor(-1.5000)
+    """
+
+    k: int | Tensor
+    weights: float | Tensor = 1.0
+    separable = True
+
+    def __post_init__(self) -> None:
+        if is_number(self.k) and (self.k < 1 or self.k != int(self.k)):
+            raise ValueError(f"Coverage: k must be a whole number >= 1, got {self.k}")
+
+    def value(self, q: Tensor) -> Tensor:
+        missed = power((1.0 - q).clamp_min(0.0), self.k)
+        return -(self.weights * (1.0 - missed)).sum(-1)
+
+    def grad(self, q: Tensor) -> Tensor:
+        return -(self.weights * self.k) * power((1.0 - q).clamp_min(0.0), self.k - 1)
+
+    def smoothness(self, geometry: Geometry) -> float | Tensor:
+        w = self.weights.amax(-1, keepdim=True) if isinstance(self.weights, Tensor) else self.weights
+        return w * curvature(self.k, geometry)
+
+    def check(self) -> None:
+        if isinstance(self.weights, Tensor):
+            least = self.weights.amin(-1)
+            if bool((bad := ~(least >= 0)).any()):
+                raise ValueError(f"Coverage: weights must be >= 0, but not in {first_rows(bad)}")
+        elif not self.weights >= 0:
+            raise ValueError(f"Coverage: weights must be >= 0, got {self.weights}")
+
+    def take(self, ids: Tensor) -> "Coverage":
+        return replace(self, weights=_take(self.weights, ids)) if isinstance(self.weights, Tensor) else self
+
+
+def curvature(k: int | Tensor, geometry: Geometry = "entropic") -> float | Tensor:
+    """The largest curvature of −(1 − (1−q)^K) relative to the geometry's potential.
+
+    φ'' = K(K−1)(1−q)^{K−2}. Against 1/q, q·φ'' peaks at q = 1/(K−1): κ = K·((K−2)/(K−1))^{K−2}.
+
+    >>> curvature(2), round(curvature(8), 2)
+    (2.0, 3.17)
+    """
+    if geometry == "euclidean":
+        return k * (k - 1.0)
+    if isinstance(k, Tensor):
+        n = k.double()
+        return torch.where(n > 2, n * ((n - 2) / (n - 1).clamp_min(1)).pow(n - 2), torch.where(n > 1, 2.0, 0.0))
+    return float(k * ((k - 2) / (k - 1)) ** (k - 2)) if k > 2 else (2.0 if k == 2 else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Regulariser):
+    """Ω = Σ_i c_i·Ω_i with c_i >= 0; written `a + 2 * b`."""
+
+    terms: tuple[tuple[float | Tensor, Regulariser], ...]
+
+    @property
+    def separable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # some term must be strictly convex in every token, or φ' has no inverse
+        strict = any(not isinstance(t, (Zero, Coverage)) for _, t in self.terms)
+        return strict and all(t.separable for _, t in self.terms)
+
+    def value(self, q: Tensor) -> Tensor:
+        return torch.stack([_row(c) * term.value(q) for c, term in self.terms]).sum(0)
+
+    def grad(self, q: Tensor) -> Tensor:
+        slope = torch.zeros_like(q)
+        for c, term in self.terms:
+            slope = slope + c * term.grad(q)
+        return slope
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        parts = entropic_coverage(self)
+        if parts is None:
+            return super().inverse_grad(x)
+        c, log_r, cover = parts
+        gain, k = cover.weights * cover.k, cover.k
+        return log_inverse(x / c + log_r - 1.0, gain / c, k).exp_()
+
+    def smoothness(self, geometry: Geometry) -> float | Tensor | None:
+        parts = [(c, term.smoothness(geometry)) for c, term in self.terms]
+        if any(part is None for _, part in parts):
+            return None
+        return sum(c * part for c, part in parts if part is not None)
+
+    def domain(self) -> Tensor | None:
+        masks = [m for m in (term.domain() for _, term in self.terms) if m is not None]
+        return torch.stack(torch.broadcast_tensors(*masks)).all(0) if masks else None
+
+    def check(self) -> None:
+        for _, term in self.terms:
+            term.check()
+
+    def take(self, ids: Tensor) -> "Sum":
+        return Sum(tuple((c, term.take(ids)) for c, term in self.terms))
+
+
+def log_inverse(t: Tensor, gain: float | Tensor, k: int | Tensor, reads: bool = False) -> Tensor:
+    """y = log q with  y − gain·(1 − e^y)^{K−1} = t,  for t below 0 (q reaches 1 at t = 0).
+
+    Newton's method from the point of inflection, q = 1/(K−1), moved into the bracket
+    [t, min(0, t + gain)] that must hold y. Left of the inflection the function is convex and the
+    start lies above the root; right of it, concave and below: either way each step stops short of
+    the root and none can overshoot, so no safeguard is needed. Twelve steps reach float64 precision
+    for gains up to 1e6; `reads` allows to stop before that when all tokens have.
+    """
+    t = t.clamp(-1e9, 0.0)  # e^−1e9 is zero, and unlike −inf it can be subtracted from itself
+    above = (t + gain).clamp_max(0.0)
+    bend = -torch.log((k - 1.0) if isinstance(k, Tensor) else t.new_tensor(k - 1.0))
+    y = torch.minimum(torch.maximum(bend.to(t.dtype).expand_as(t), t), above)
+    for _ in range(12):
+        q = torch.exp(y)
+        short = (1.0 - q).clamp_min(0.0)
+        slope = power(short, k - 2) if isinstance(k, Tensor) or k >= 2 else torch.zeros_like(q)
+        residual = y - gain * power(short, k - 1) - t
+        better = y - residual / (1.0 + gain * (k - 1.0) * slope * q)
+        better = torch.minimum(torch.maximum(better, t), above)
+        if reads and bool((better == y).all()):
+            break
+        y = better
+    return y
+
+
+def entropic(regulariser: Regulariser) -> tuple[Any, Any] | None:
+    """(c, log r) when Ω(q) = c·KL(q ‖ r) up to a constant: negative entropy, KL, and their sums."""
+    if isinstance(regulariser, NegEntropy):
+        return 1.0, 0.0
+    if isinstance(regulariser, KL):
+        return 1.0, regulariser.log_reference
+    if not isinstance(regulariser, Sum):
+        return None
+    parts = [(c, entropic(term)) for c, term in regulariser.terms]
+    if not parts or any(part is None for _, part in parts):
+        return None
+    weight = sum(c for c, _ in parts)
+    if is_number(weight) and weight == 0:
+        return None
+    return weight, sum(c * part[1] for c, part in parts if part is not None) / weight
+
+
+def entropic_coverage(regulariser: Regulariser) -> tuple[Any, Any, Coverage] | None:
+    """(c, log r, coverage) when Ω = c·KL(q ‖ r) + one coverage term, its factor folded into its weights."""
+    if not isinstance(regulariser, Sum):
+        return None
+    covers = [(c, term) for c, term in regulariser.terms if isinstance(term, Coverage)]
+    base = entropic(Sum(tuple((c, term) for c, term in regulariser.terms if not isinstance(term, Coverage))))
+    if len(covers) != 1 or base is None:
+        return None
+    (factor, cover), (c, log_r) = covers[0], base
+    return c, log_r, replace(cover, weights=factor * cover.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted(Regulariser):
+    """A user's own object with `value(q)`; any method it lacks is supplied."""
+
+    own: Any
+
+    @property
+    def separable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return bool(getattr(self.own, "separable", hasattr(self.own, "inverse_grad")))
+
+    def value(self, q: Tensor) -> Tensor:
+        return self.own.value(q)
+
+    def grad(self, q: Tensor) -> Tensor:
+        return self.own.grad(q) if hasattr(self.own, "grad") else super().grad(q)
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        return self.own.inverse_grad(x) if hasattr(self.own, "inverse_grad") else super().inverse_grad(x)
+
+
+def as_regulariser(omega: Any) -> Regulariser:
+    """Ω as the solvers see it: a Regulariser as it is, any object with `value(q)` wrapped."""
+    if isinstance(omega, Regulariser):
+        return omega
+    if callable(getattr(omega, "value", None)) and not isinstance(omega, (Tensor, type)):
+        return Adapted(omega)
+    raise ValueError(f"a regulariser is an object with value(q), got {omega!r}")
+
+
+def _terms(regulariser: Regulariser) -> tuple[tuple[float | Tensor, Regulariser], ...]:
+    return regulariser.terms if isinstance(regulariser, Sum) else ((1.0, regulariser),)
+
+
+def _row(c: float | Tensor) -> float | Tensor:
+    return c.squeeze(-1) if isinstance(c, Tensor) and c.ndim else c
+
+
+def _take(x: Tensor, ids: Tensor) -> Tensor:
+    return x.expand(*ids.shape[:-1], x.shape[-1]).gather(-1, ids)

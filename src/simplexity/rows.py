@@ -1,0 +1,123 @@
+"""Arithmetic on rows: every tensor here is `[..., V]`, one row of scores or probabilities per request."""
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+BLOCK = 128  # short enough that float32 sums inside a block keep 1e-7, a divisor of many vocabularies
+
+
+def working_copy(scores: Tensor) -> Tensor:
+    """Scores in the dtype the arithmetic runs in: float64 stays, half precision becomes float32."""
+    if not isinstance(scores, Tensor):
+        raise ValueError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise ValueError(f"scores must be floating point, got {scores.dtype}: pass scores.float()")
+    if scores.ndim == 0 or scores.shape[-1] == 0:
+        raise ValueError(f"scores must be [..., V] with V >= 1, got shape {list(scores.shape)}")
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+
+
+def per_row(parameter: "Real | float | Tensor", like: Tensor, name: str) -> "float | Tensor":
+    """A number as it is; a tensor `[...]` or `[..., 1]` as `[..., 1]`, one value for each row of `like`.
+
+    >>> per_row(torch.tensor([1.0, 2.0]), torch.zeros(2, 5), "lam").shape
+    torch.Size([2, 1])
+    """
+    if not isinstance(parameter, Tensor):
+        return float(parameter)
+    if parameter.ndim == 0:
+        column = parameter.reshape((1,) * like.ndim)
+    elif parameter.ndim == like.ndim and parameter.shape[-1] == 1:
+        column = parameter
+    else:
+        column = parameter.unsqueeze(-1)
+    rows = like.shape[:-1]
+    try:
+        fits = column.ndim <= like.ndim and torch.broadcast_shapes(column.shape[:-1], rows) == rows
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} must be a number or one value per row, shape {list(rows)} or {[*rows, 1]}, "
+            f"got shape {list(parameter.shape)}"
+        )
+    return column.to(like.device, like.dtype) if column.is_floating_point() else column.to(like.device)
+
+
+def in_blocks(x: Tensor, fill: float = 0.0) -> Tensor:
+    """`[..., V]` as `[..., V/b, b]`, padded with `fill` where no short divisor b of V exists."""
+    size = x.shape[-1]
+    block = next((b for b in range(BLOCK, 2 * BLOCK) if size % b == 0), BLOCK)
+    if size % block:
+        x = torch.nn.functional.pad(x, (0, block - size % block), value=fill)
+    return x.unflatten(-1, (-1, block))
+
+
+def total(x: Tensor) -> Tensor:
+    """Row sums in float64, `[..., 1]`.
+
+    One running float32 sum over a large vocabulary loses 1e-5; short blocks summed in float32 and
+    then added in float64 lose 1e-7 at the cost of a single pass.
+    """
+    if x.dtype == torch.float64 or x.shape[-1] < 4 * BLOCK:
+        return x.sum(-1, keepdim=True, dtype=torch.float64)
+    return in_blocks(x).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)
+
+
+def divide(x: Tensor, by: "float | Tensor") -> Tensor:
+    """x / by, without the pass over memory when there is nothing to do."""
+    return x if isinstance(by, float) and by == 1.0 else x / by
+
+
+def softmax(x: Tensor) -> Tensor:
+    """exp(x) over its sum, exact zeros where x = −inf, mass 1 within 1e-6 at any vocabulary size."""
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e.mul_(total(e).reciprocal_().to(e.dtype))
+
+
+def log_total(x: Tensor) -> Tensor:
+    """log Σ exp(x) for each row, `[..., 1]`."""
+    peak = x.amax(-1, keepdim=True)
+    return total(torch.exp(x - peak)).log_().to(x.dtype) + peak
+
+
+def one_hot_argmax(x: Tensor) -> Tensor:
+    """All mass on the largest entry; the lowest id wins a tie."""
+    return torch.zeros_like(x).scatter_(-1, x.argmax(-1, keepdim=True), 1.0)
+
+
+def power(x: Tensor, n: "int | float | Tensor") -> Tensor:
+    """x**n for x >= 0. Repeated squaring for whole n: `torch.pow` costs a hundred multiplications."""
+    if isinstance(n, Tensor) or n != int(n) or n > 1024:
+        return x.pow(n)
+    n, result, square = int(n), None, x
+    while n:
+        if n & 1:
+            result = square if result is None else result * square
+        n >>= 1
+        if n:
+            square = square * square
+    return torch.ones_like(x) if result is None else result
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number: where the gradient of q·log q is evaluated in place of zero."""
+    return torch.finfo(dtype).tiny
+
+
+def first_rows(bad: Tensor, limit: int = 5) -> str:
+    """The indices of the true entries of `bad` `[...]` in words: "row 3", "rows (0, 1), (2, 0)"."""
+    found = bad.nonzero().tolist()
+    names = [str(i[0]) if len(i) == 1 else str(tuple(i)) for i in found[:limit]]
+    more = f" and {len(found) - limit} more" if len(found) > limit else ""
+    if bad.ndim == 0:
+        return "the row"
+    return f"row {names[0]}" if len(found) == 1 else f"rows {', '.join(names)}{more}"
+
+
+def is_number(value: object) -> bool:
+    """A plain finite number: no bool, no NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

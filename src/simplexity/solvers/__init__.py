@@ -1,0 +1,131 @@
+"""From a problem to its q: `solve` chooses a solver by the problem, or takes the one it is given."""
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from simplexity.narrow import Narrowed, narrow_to
+from simplexity.problem import Problem, raise_for
+from simplexity.rows import BLOCK, one_hot_argmax
+from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
+from simplexity.solvers.dual_root import DualRoot
+from simplexity.solvers.mirror_ascent import MirrorAscent
+from simplexity.supports import Everything
+
+__all__ = ["SOLVERS", "ClosedForm", "DualRoot", "MirrorAscent", "Solution", "Solver", "project_to_simplex", "solve"]
+
+
+class Solver(Protocol):
+    """Solves problems whose support has already been applied: forbidden tokens score −inf."""
+
+    @property
+    def name(self) -> str: ...
+    def refuses(self, problem: Problem) -> str | None: ...
+    def __call__(self, problem: Problem, reads: bool) -> Tensor: ...
+
+
+SOLVERS: dict[str, Any] = {kind.name: kind for kind in (ClosedForm, DualRoot, MirrorAscent)}
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """q on the columns that matter, and the way back to the vocabulary."""
+
+    q: Tensor  # [..., n]
+    columns: Narrowed
+    size: int
+    status: Tensor | None  # int8 [...], a `Status`: rows that are not OK have q = 0. None: all are OK
+
+    def dense(self) -> Tensor:
+        """q `[..., V]`, exact zeros off the support."""
+        return self.columns.widen(self.q, self.size)
+
+
+def solve(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Any:
+    """q `[..., V]`: on the simplex, exact zeros off the support.
+
+    solver:   "closed-form", "dual-root", "mirror-ascent" or an instance such as
+              `MirrorAscent(steps=5)`; chosen by the problem when absent.
+    validate: False never reads a value on the host and returns `(q, status)` instead of raising:
+              rows whose `Status` is not OK have q = 0.
+
+    >>> from simplexity import HalfSquare
+    >>> solve(Problem(torch.tensor([3.0, 2.5, 0.0]), HalfSquare()))
+    tensor([0.7500, 0.2500, 0.0000])
+    """
+    solution = find_solution(problem, solver, validate)
+    return solution.dense() if validate else (solution.dense(), solution.status)
+
+
+def choose(problem: Problem, solver: "str | Solver | None") -> Solver:
+    """The solver asked for, or the most exact one that can; a ValueError says why one cannot and which can."""
+    if solver is None:
+        return next(s for s in (kind() for kind in SOLVERS.values()) if s.refuses(problem) is None)
+    if isinstance(solver, str):
+        if solver not in SOLVERS:
+            raise ValueError(f"unknown solver {solver!r}: choose from {', '.join(SOLVERS)}")
+        solver = SOLVERS[solver]()
+    assert not isinstance(solver, str) and solver is not None
+    if (reason := solver.refuses(problem)) is not None:
+        able = [name for name, kind in SOLVERS.items() if kind().refuses(problem) is None]
+        raise ValueError(f"{solver.name} cannot solve this problem: {reason}. These can: {', '.join(able)}")
+    return solver
+
+
+def find_solution(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Solution:
+    """`solve`, with q still on the columns that matter."""
+    chosen = choose(problem, solver)
+    reads = validate and problem.scores.device.type == "cpu"  # on a GPU every read stalls the stream
+    if validate:
+        problem.check_parameters()
+    scores = problem.open_scores()
+    columns = problem.support.narrow(scores) if reads else _masked(problem, scores)
+    best = columns.scores.amax(-1, keepdim=True)
+    status = None
+    if validate:
+        # a NaN or a +inf is the largest score of its row, and no support but a list of ids drops that
+        top = best if problem.support.keeps_best else scores.amax(-1, keepdim=True)
+        if not bool((best.isfinite() & top.isfinite()).all()):
+            raise_for(problem.status(best))
+    else:
+        status = problem.status(best)
+        # a row that cannot be solved becomes one that can, and is erased below
+        best = torch.where(best.isfinite(), best, 0.0)
+        bad = (status != 0).unsqueeze(-1)
+        columns = Narrowed(columns.scores.masked_fill(bad, 0.0), columns.ids)
+    columns = Narrowed(columns.scores - best, columns.ids)
+    if reads:
+        columns = _within_reach(problem, columns)
+    q = _solve_open(problem, columns, chosen, reads)
+    if status is not None:
+        q = q.masked_fill((status != 0).unsqueeze(-1), 0.0)
+    return Solution(q, columns, problem.scores.shape[-1], status)
+
+
+def _masked(problem: Problem, scores: Tensor) -> Narrowed:
+    if isinstance(problem.support, Everything):
+        return Narrowed(scores)
+    return Narrowed(scores.masked_fill(~problem.support.mask(scores), -inf))
+
+
+def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
+    """The columns a sparse Ω can reach: further than λ·reach below the best, q is zero."""
+    reach, x = problem.regulariser.reach, columns.scores
+    if x.shape[-1] <= 4 * BLOCK or (isinstance(reach, float) and reach == inf) or is_greedy(problem):
+        return columns
+    return narrow_to(torch.relu(x + problem.lam * reach), x).within(columns)
+
+
+def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool) -> Tensor:
+    omega = problem.regulariser if columns.ids is None else problem.regulariser.take(columns.ids)
+    solver = solver.on(columns) if isinstance(solver, MirrorAscent) else solver
+    opened = replace(problem, scores=columns.scores, regulariser=omega, support=Everything())
+    if not isinstance(problem.lam, Tensor) or is_greedy(problem):
+        return solver(opened, reads)
+    # rows with λ = 0 are solved with some other λ, to keep their arithmetic finite, then replaced
+    greedy = problem.lam == 0
+    q = solver(replace(opened, lam=torch.where(greedy, 1.0, problem.lam)), reads)
+    return torch.where(greedy, one_hot_argmax(columns.scores), q)

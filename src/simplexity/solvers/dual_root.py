@@ -1,0 +1,55 @@
+"""Separable problems, solved exactly by one scalar root per row.
+
+For Ω(q) = Σ φ_v(q_v) stationarity gives  q_v(η) = (φ_v')⁻¹((s_v − η)/λ), clipped at 0, decreasing in η:
+the multiplier is the root of  Σ_v q_v(η) = 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simplexity.problem import Problem
+from simplexity.regularisers import entropic_coverage
+from simplexity.roots import find_root
+from simplexity.rows import total
+from simplexity.solvers.coverage_root import coverage_root
+
+
+@dataclass(frozen=True)
+class DualRoot:
+    """Solves any separable Ω to rounding error."""
+
+    name = "dual-root"
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this solver cannot solve the problem; None when it can."""
+        if not problem.regulariser.separable:
+            return "the regulariser is not separable (or not strictly convex) token by token"
+        if isinstance(problem.lam, float) and problem.lam == 0:
+            return "with lam = 0 the optimum is a vertex and has no multiplier to search for"
+        return None
+
+    def __call__(self, problem: Problem, reads: bool) -> Tensor:
+        """q `[..., V]` for scores whose forbidden tokens are −inf."""
+        if (parts := entropic_coverage(problem.regulariser)) is not None:
+            return coverage_root(problem, *parts, reads=reads)
+        return dual_root(problem, reads)
+
+
+def dual_root(problem: Problem, reads: bool) -> Tensor:
+    """The general method, for any regulariser with `grad` and `inverse_grad`."""
+    x, lam, omega = problem.scores, problem.lam, problem.regulariser
+    allowed = x > -torch.inf
+
+    def at(eta: Tensor) -> Tensor:
+        return torch.where(allowed, omega.inverse_grad((x - eta) / lam), 0.0)
+
+    # At η = max_v (s_v − λφ_v'(1)) some token has q = 1 and none more; at max_v (s_v − λφ_v'(1/n)) none
+    # has more than 1/n. So the sum crosses 1 in between, and is positive and finite at both ends.
+    count = allowed.sum(-1, keepdim=True).to(x.dtype)
+    low = (x - lam * omega.grad(torch.ones_like(x))).amax(-1, keepdim=True)
+    high = (x - lam * omega.grad((1.0 / count).expand_as(x))).amax(-1, keepdim=True)
+    eta = find_root(lambda eta: total(at(eta)).log().to(x.dtype), low, torch.maximum(low, high), reads)
+    q = at(eta)
+    return q * total(q).reciprocal().to(q.dtype)

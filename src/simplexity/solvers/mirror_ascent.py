@@ -1,0 +1,174 @@
+"""Mirror ascent, for any concave objective: climb, measuring the step in a geometry of the simplex.
+
+    q_{j+1} = argmax_q  <∇f(q_j), q> − D_ψ(q, q_j)/step
+    entropic,  ψ = Σ q log q:   q ← q·exp(step·∇f) / norm
+    Euclidean, ψ = ½‖q‖²:       q ← projection of q + step·∇f, which is projected gradient ascent
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from simplexity.narrow import Narrowed
+from simplexity.problem import Problem
+from simplexity.regularisers import Geometry
+from simplexity.rows import first_rows, is_number, log_total, per_row
+from simplexity.solvers.closed_form import project_to_simplex
+
+HALVINGS = 60  # from any sensible first step down to rounding error
+
+
+@dataclass(frozen=True, eq=False)
+class MirrorAscent:
+    """Fixed `steps`, or on until the gap of every row is at most `tolerance`.
+
+    step:      the step size. By default 1/(λL) where Ω knows its smoothness L, with which no step can
+               lower the objective; otherwise found by backtracking, with the same guarantee.
+    start:     where to begin, `[..., V]`; uniform on the support by default.
+    tolerance: 1e-10 in float64 and 1e-5 in float32 by default.
+    """
+
+    steps: int | None = None
+    step: float | Tensor | None = None
+    geometry: Geometry = "entropic"
+    start: Tensor | None = None
+    tolerance: float | None = None
+    max_steps: int = 2000
+    name = "mirror-ascent"
+
+    def __post_init__(self) -> None:
+        if self.geometry not in get_args(Geometry):
+            raise ValueError(f"mirror-ascent: geometry must be one of {', '.join(get_args(Geometry))}, got {self.geometry!r}")
+        if self.steps is not None and not (is_number(self.steps) and self.steps >= 0):
+            raise ValueError(f"mirror-ascent: steps must be a whole number >= 0, got {self.steps!r}")
+        if self.steps is not None and self.tolerance is not None:
+            raise ValueError("mirror-ascent: give steps (a fixed number) or tolerance (stop on the gap), not both")
+        if is_number(self.step) and not self.step > 0:  # pyright: ignore[reportOptionalOperand]
+            raise ValueError(f"mirror-ascent: step must be above 0, got {self.step!r}")
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Any convex Ω will do."""
+        return None
+
+    def on(self, columns: Narrowed) -> "MirrorAscent":
+        """The same ascent for a problem cut down to some columns."""
+        return self if self.start is None else replace(self, start=columns.take(self.start))
+
+    def __call__(self, problem: Problem, reads: bool) -> Tensor:
+        """q `[..., V]` for scores whose forbidden tokens are −inf."""
+        x = problem.scores
+        allowed = x > -torch.inf
+        tolerance = self.tolerance or (1e-10 if x.dtype == torch.float64 else 1e-5)
+        climb = _Climb(problem, allowed, self.geometry)
+        place = climb.place(self._first(x, allowed, reads))
+        step = self._step(problem)
+        trial = None if step is not None else _first_trial(problem)
+        for _ in range(self.max_steps if self.steps is None else self.steps):
+            q = climb.distribution(place)
+            g = problem.gradient(q)
+            if self.steps is None:
+                done = _gap(q, g, allowed) <= tolerance
+                if reads and bool(done.all()):
+                    return q
+            else:
+                done = None
+            if trial is None:
+                moved = climb.move(place, g, step)
+            else:
+                moved, trial = _backtrack(climb, place, q, g, trial, reads)
+            # a row that has arrived stays: its q must not depend on how long its neighbours take
+            place = moved if done is None else torch.where(done, place, moved)
+        q = climb.distribution(place)
+        if self.steps is None and reads:
+            left = _gap(q, problem.gradient(q), allowed).squeeze(-1)
+            if bool((left > tolerance).any()):
+                warnings.warn(
+                    f"mirror ascent stopped after {self.max_steps} steps with a gap of {left.max():.2g} above the "
+                    f"tolerance {tolerance:.2g} in {first_rows(left > tolerance)}: raise max_steps or the tolerance",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return q
+
+    def _first(self, x: Tensor, allowed: Tensor, reads: bool) -> Tensor:
+        if self.start is None:
+            return allowed.to(x.dtype) / allowed.sum(-1, keepdim=True)
+        start = torch.where(allowed, self.start.to(x.device, x.dtype), 0.0)
+        if reads and self.geometry == "entropic":
+            # tokens whose start underflows stay at zero and cannot matter; an empty row never moves
+            lost = ~(start.sum(-1) > 0)
+            if bool(lost.any()):
+                raise ValueError(f"mirror-ascent: start has no mass on the support in {first_rows(lost)}")
+        return start
+
+    def _step(self, problem: Problem) -> float | Tensor | None:
+        if self.step is not None:
+            return per_row(self.step, problem.scores, "step")
+        smoothness = problem.regulariser.smoothness(self.geometry)
+        if smoothness is None:
+            return None
+        steepness = problem.lam * smoothness
+        if isinstance(steepness, Tensor):
+            return (1.0 / steepness.clamp_min(1e-30)).clamp_max(1e30).to(problem.scores.dtype)
+        return 1.0 / steepness if steepness > 0 else None
+
+
+class _Climb:
+    """One geometry's coordinates: log q for the entropic one, q for the Euclidean."""
+
+    def __init__(self, problem: Problem, allowed: Tensor, geometry: Geometry) -> None:
+        self.problem, self.allowed, self.entropic = problem, allowed, geometry == "entropic"
+
+    def place(self, q: Tensor) -> Tensor:
+        return q.log() - log_total(q.log()) if self.entropic else q
+
+    def distribution(self, place: Tensor) -> Tensor:
+        return torch.exp(place) if self.entropic else place
+
+    def move(self, place: Tensor, g: Tensor, step: float | Tensor | None) -> Tensor:
+        raised = place + step * g
+        if not self.entropic:
+            return project_to_simplex(raised, self.allowed)
+        # −inf stays −inf: a forbidden token has a score of −inf, and −inf + (−inf) is no NaN
+        return raised - log_total(raised)
+
+    def distance(self, new: Tensor, q_new: Tensor, old: Tensor, q: Tensor) -> Tensor:
+        if self.entropic:
+            return torch.where(q_new > 0, q_new * (new - old), 0.0).sum(-1, keepdim=True)
+        return (q_new - q).square().sum(-1, keepdim=True) / 2
+
+
+def _backtrack(climb: _Climb, place: Tensor, q: Tensor, g: Tensor, trial: Tensor, reads: bool) -> tuple[Tensor, Tensor]:
+    """The step halved, row by row, until the model of f at q bounds f at the new point; then doubled for next time."""
+    problem, eps = climb.problem, torch.finfo(q.dtype).eps
+    here = problem.objective(q).unsqueeze(-1)
+    slack = 8 * eps * (1 + here.abs())  # differences below rounding must not shrink the step
+    flat = torch.where(climb.allowed, g, 0.0)
+    moved = place
+    accepted = torch.zeros_like(trial, dtype=torch.bool)
+    for _ in range(HALVINGS):
+        candidate = climb.move(place, g, trial)
+        q_new = climb.distribution(candidate)
+        promised = ((q_new - q) * flat).sum(-1, keepdim=True) - climb.distance(candidate, q_new, place, q) / trial
+        reached = problem.objective(q_new).unsqueeze(-1) - here
+        good = ~accepted & (reached >= promised - slack) & (reached >= -slack)
+        moved = torch.where(good, candidate, moved)
+        accepted = accepted | good
+        if reads and bool(accepted.all()):
+            break
+        trial = torch.where(accepted, trial, trial / 2)
+    return moved, (2 * trial).clamp_max(1e12)
+
+
+def _first_trial(problem: Problem) -> Tensor:
+    lam = problem.lam
+    first = torch.ones_like(problem.scores[..., :1])
+    return first / (lam.clamp_min(1e-6) if isinstance(lam, Tensor) else max(lam, 1e-6))
+
+
+def _gap(q: Tensor, g: Tensor, allowed: Tensor) -> Tensor:
+    best = g.masked_fill(~allowed, -torch.inf).amax(-1, keepdim=True)
+    return torch.where(allowed, q * (best - g), 0.0).sum(-1, keepdim=True)

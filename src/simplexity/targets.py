@@ -1,0 +1,52 @@
+"""A temperature for each row, solved for so that q has a wanted entropy.
+
+The entropy of q grows with the temperature for every decoder here; where it jumps (top-p lets one more
+token in), the temperature is that of the jump.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from simplexity import measures
+from simplexity.context import Context
+from simplexity.problem import Status
+from simplexity.roots import find_root
+from simplexity.rows import per_row
+from simplexity.solvers import find_solution
+
+if TYPE_CHECKING:
+    from simplexity.decoding import Decoder
+
+
+def solve_temperature(decoder: Decoder, scores: Tensor, context: Context | None, validate: bool) -> tuple[Tensor, Tensor]:
+    """(temperature `[..., 1]`, status `[...]`: UNREACHABLE where no temperature gives the target)."""
+    x = scores - scores.amax(-1, keepdim=True)
+    x = torch.where(x.isfinite(), x, torch.where(x == -torch.inf, x, 0.0))  # rows refused elsewhere
+    if decoder.entropy is not None:
+        target = per_row(decoder.entropy, scores, "entropy")
+        target = torch.as_tensor(target, dtype=torch.float64, device=x.device).expand_as(x[..., :1])
+    else:
+        sharp = per_row(decoder.effective_temperature, scores, "effective_temperature")  # pyright: ignore[reportArgumentType]
+        target = measures.entropy_at(x, sharp).unsqueeze(-1)
+
+    def missing(log_temperature: Tensor) -> Tensor:
+        tried = decoder._with({"temperature": log_temperature.exp().to(x.dtype), "entropy": None, "effective_temperature": None})
+        problem = tried.problem(x, context)
+        solution = find_solution(problem, tried.method(problem), validate)
+        return target - measures.entropy(solution.q).unsqueeze(-1)
+
+    # below `coldest` all mass is on the maxima, above `hottest` the row is flat to rounding
+    finite = x > -torch.inf
+    spread = (-x.masked_fill(~finite, 0.0).amin(-1, keepdim=True)).double()
+    step = (-x.masked_fill(~finite | (x == 0), -torch.inf).amax(-1, keepdim=True)).double()
+    coldest = torch.where(step.isfinite() & (step > 0), step / 60.0, 1.0).log()
+    hottest = torch.where(spread > 0, spread * 1e6, 1.0).log()
+    hottest = torch.maximum(hottest, coldest + 1.0)
+    slack = 1e-9 if x.dtype == torch.float64 else 1e-4
+    reachable = (missing(coldest) > -slack) & (missing(hottest) < slack)
+    found = find_root(missing, coldest, hottest, reads=validate and x.device.type == "cpu").exp().to(x.dtype)
+    return found, torch.where(reachable.squeeze(-1), Status.OK, Status.UNREACHABLE).to(torch.int8)
