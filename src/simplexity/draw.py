@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from simplexity.rows import first_rows, in_blocks
+from simplexity.rows import BLOCK, argmax, first_rows, in_blocks, pick
 
 Seeds = int | Sequence[int] | Tensor
 
@@ -18,7 +18,7 @@ GOLDEN = -0x61C8864680B583EB  # 2^64 divided by the golden ratio, as a signed nu
 
 def mode(q: Tensor) -> Tensor:
     """The most probable token of each row, `[..., V] -> [...]`; the lowest id wins a tie."""
-    return q.argmax(-1)
+    return argmax(q).squeeze(-1)
 
 
 def draw(
@@ -52,23 +52,24 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
 
     A token with q = 0 is never returned: the cumulative sum does not grow there.
     """
+    u = u.unsqueeze(-1)
+    if q.shape[-1] < 4 * BLOCK:
+        ends = q.cumsum(-1, dtype=torch.float64)
+        return _first_above(ends, u * ends[..., -1:]).squeeze(-1)
     blocks = in_blocks(q)
-    block, left = _locate(blocks.sum(-1).double(), u.unsqueeze(-1), share=True)
-    inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, blocks.shape[-1])).squeeze(-2)
-    offset, _ = _locate(inside.double(), left, share=False)
-    return (block * blocks.shape[-1] + offset).squeeze(-1)
+    ends = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    target = u * ends[..., -1:]
+    block = _first_above(ends, target)
+    before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp_min_(0)), 0.0)
+    inside = pick(blocks, block).cumsum(-1, dtype=torch.float64)
+    return (block * blocks.shape[-1] + _first_above(inside, target - before)).squeeze(-1)
 
 
-def _locate(mass: Tensor, target: Tensor, share: bool) -> tuple[Tensor, Tensor]:
-    """The first entry whose cumulative sum exceeds target `[..., 1]`, and what is left of target there."""
-    ends = mass.cumsum(-1)
-    whole = ends[..., -1:]
-    target = target * whole if share else target
+def _first_above(ends: Tensor, target: Tensor) -> Tensor:
+    """The first index whose cumulative sum exceeds target, `[..., 1]`."""
     # rounding may put the target at the very end, where nothing exceeds it
-    target = torch.minimum(target, torch.nextafter(whole, torch.zeros_like(whole)))
-    index = torch.searchsorted(ends, target, right=True).clamp_max_(mass.shape[-1] - 1)
-    before = ends.gather(-1, (index - 1).clamp_min(0)) * (index > 0)
-    return index, target - before
+    target = torch.minimum(target, ends[..., -1:] * (1 - 2**-52))
+    return torch.searchsorted(ends, target, right=True).clamp_max_(ends.shape[-1] - 1)
 
 
 def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from simplexity.roots import find_root
-from simplexity.rows import softmax
+from simplexity.rows import softmax_
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ def kl_to_model(q: Tensor, scores: Tensor) -> Tensor:
 
 def entropy_at(scores: Tensor, temperature: Tensor) -> Tensor:
     """The entropy of softmax(s / temperature), `[..., 1] -> [...]`, float64."""
-    return entropy(softmax((scores.double() - scores.double().amax(-1, keepdim=True)) / temperature))
+    return entropy(softmax_(scores.double() / temperature))
 
 
 def effective_temperature(scores: Tensor, target: Tensor) -> Tensor:

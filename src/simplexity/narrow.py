@@ -26,9 +26,13 @@ class Narrowed:
         """The narrowed columns of another `[..., V]`."""
         return x if self.ids is None else x.gather(-1, self.ids)
 
-    def drop(self, x: Tensor) -> Tensor:
-        """Another `[..., V]` with the narrowed columns zero."""
-        return torch.zeros_like(x) if self.ids is None else x.scatter(-1, self.ids, 0.0)
+    def drop_(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """Another `[..., V]` with the narrowed columns filled, in place."""
+        return x.fill_(fill) if self.ids is None else x.scatter_(-1, self.ids, fill)
+
+    def add_(self, x: Tensor, values: Tensor) -> Tensor:
+        """Another `[..., V]` plus values `[..., n]` on the narrowed columns, in place."""
+        return x.add_(values) if self.ids is None else x.scatter_add_(-1, self.ids, values)
 
     def keep(self, mask: Tensor) -> "Narrowed":
         """The same columns, those outside `mask` forbidden."""

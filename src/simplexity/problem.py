@@ -82,8 +82,7 @@ class Problem:
 
     def open_scores(self) -> Tensor:
         """The scores, with the tokens on which Ω is infinite forbidden."""
-        domain = self.regulariser.domain()
-        return self.scores if domain is None else self.scores.masked_fill(~domain, -torch.inf)
+        return self.regulariser.restrict(self.scores)
 
     def status(self, best: Tensor | None = None) -> Tensor:
         """A `Status` for each row, int8 `[...]`, without host synchronisation.

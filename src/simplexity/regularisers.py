@@ -17,6 +17,8 @@ from simplexity.rows import first_rows, is_number, power, tiny
 
 Geometry = Literal["entropic", "euclidean"]
 
+HUGE = 1e38
+
 
 class Regulariser(ABC):
     """A convex Ω. `value` is all a new one must write; each further method unlocks something.
@@ -57,9 +59,9 @@ class Regulariser(ABC):
         """L such that L·ψ − Ω is convex, ψ the geometry's potential; None when no such L is known."""
         return None
 
-    def domain(self) -> Tensor | None:
-        """True where q_v > 0 is possible, None for everywhere."""
-        return None
+    def restrict(self, scores: Tensor) -> Tensor:
+        """The scores, −inf where q_v > 0 would make Ω infinite."""
+        return scores
 
     def check(self) -> None:
         """Raise a ValueError where the parameters make no convex Ω. May read values."""
@@ -149,8 +151,10 @@ class KL(Regulariser):
     def smoothness(self, geometry: Geometry) -> float | None:
         return 1.0 if geometry == "entropic" else None
 
-    def domain(self) -> Tensor:
-        return self.log_reference > -inf
+    def restrict(self, scores: Tensor) -> Tensor:
+        # log r + HUGE is −inf where log r is and far above any score elsewhere; float arithmetic on a
+        # whole vocabulary is several times faster than building a mask
+        return torch.minimum(scores, self.log_reference.to(scores.dtype) + HUGE)
 
     def check(self) -> None:
         top = self.log_reference.amax(-1)
@@ -303,9 +307,8 @@ class Sum(Regulariser):
         parts = entropic_coverage(self)
         if parts is None:
             return super().inverse_grad(x)
-        c, log_r, cover = parts
-        gain, k = cover.weights * cover.k, cover.k
-        return log_inverse(x / c + log_r - 1.0, gain / c, k).exp_()
+        c, log_r, factor, cover = parts
+        return log_inverse(x / c + log_r - 1.0, cover.weights * (factor * cover.k / c), cover.k).exp_()
 
     def smoothness(self, geometry: Geometry) -> float | Tensor | None:
         parts = [(c, term.smoothness(geometry)) for c, term in self.terms]
@@ -313,9 +316,10 @@ class Sum(Regulariser):
             return None
         return sum(c * part for c, part in parts if part is not None)
 
-    def domain(self) -> Tensor | None:
-        masks = [m for m in (term.domain() for _, term in self.terms) if m is not None]
-        return torch.stack(torch.broadcast_tensors(*masks)).all(0) if masks else None
+    def restrict(self, scores: Tensor) -> Tensor:
+        for _, term in self.terms:
+            scores = term.restrict(scores)
+        return scores
 
     def check(self) -> None:
         for _, term in self.terms:
@@ -368,16 +372,14 @@ def entropic(regulariser: Regulariser) -> tuple[Any, Any] | None:
     return weight, sum(c * part[1] for c, part in parts if part is not None) / weight
 
 
-def entropic_coverage(regulariser: Regulariser) -> tuple[Any, Any, Coverage] | None:
-    """(c, log r, coverage) when Ω = c·KL(q ‖ r) + one coverage term, its factor folded into its weights."""
+def entropic_coverage(regulariser: Regulariser) -> tuple[Any, Any, Any, Coverage] | None:
+    """(c, log r, b, coverage) when Ω = c·KL(q ‖ r) + b·coverage, up to a constant."""
     if not isinstance(regulariser, Sum):
         return None
-    covers = [(c, term) for c, term in regulariser.terms if isinstance(term, Coverage)]
-    base = entropic(Sum(tuple((c, term) for c, term in regulariser.terms if not isinstance(term, Coverage))))
-    if len(covers) != 1 or base is None:
-        return None
-    (factor, cover), (c, log_r) = covers[0], base
-    return c, log_r, replace(cover, weights=factor * cover.weights)
+    covers = [(b, term) for b, term in regulariser.terms if isinstance(term, Coverage)]
+    others = tuple((c, term) for c, term in regulariser.terms if not isinstance(term, Coverage))
+    base = entropic(others[0][1] if len(others) == 1 and is_number(others[0][0]) and others[0][0] == 1 else Sum(others))
+    return None if len(covers) != 1 or base is None else (*base, *covers[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from simplexity.narrow import Narrowed, narrow_to
-from simplexity.rows import divide, first_rows, is_number, per_row, total
+from simplexity.rows import exp_, is_number, per_row, total
 
 
 class Support(ABC):
@@ -118,13 +118,13 @@ class TopP(Support):
 
     def mask(self, scores: Tensor) -> Tensor:
         x = self._scaled(scores)
-        return _nucleus(x, self._needed(total(torch.exp(x)), scores), scores) & (scores > -torch.inf)
+        return _nucleus(x, self._needed(total(exp_(x.clone())), scores), scores) & (scores > -torch.inf)
 
     def narrow(self, scores: Tensor) -> Narrowed:
         if not isinstance(self.p, Tensor) and self.p == 1:
             return Narrowed(scores)
         x = self._scaled(scores)
-        e = torch.exp(x)
+        e = exp_(x)
         needed = self._needed(total(e), scores)
         for cut in (0.05, 1e-3, 1e-5):  # relative to the best token; most nuclei end far above the last
             kept = torch.threshold(e, cut, 0.0)
@@ -134,7 +134,7 @@ class TopP(Support):
         return super().narrow(scores)
 
     def _scaled(self, scores: Tensor) -> Tensor:
-        return divide(scores - scores.amax(-1, keepdim=True), per_row(self.temperature, scores, "temperature"))
+        return (scores - scores.amax(-1, keepdim=True)).div_(per_row(self.temperature, scores, "temperature"))
 
     def _needed(self, mass: Tensor, scores: Tensor) -> Tensor:
         p = per_row(self.p, scores, "p")

@@ -17,7 +17,7 @@ from simplexity.decoding import Decoder
 from simplexity.parameters import Weights, parameter, temperature
 from simplexity.problem import Problem
 from simplexity.regularisers import KL, Coverage, Regulariser, curvature
-from simplexity.rows import is_number, log_total
+from simplexity.rows import is_number, log_softmax_and_softmax
 from simplexity.solvers import MirrorAscent, Solver
 from simplexity.supports import TopK
 
@@ -48,20 +48,19 @@ class BestOfK(Decoder, name="bok"):
             raise ValueError(f"bok: step·lam must be below 2, got {self.step * self.lam:g}: mirror ascent diverges there")  # pyright: ignore[reportOperatorIssue]
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
-        tempered = scores / self.temperature
-        log_p = tempered - log_total(tempered)
-        s = {"logits": scores, "logprobs": log_p, "none": torch.where(scores > -torch.inf, 0.0, scores)}[self.scores]
+        log_p, p = log_softmax_and_softmax(torch.div(scores, self.temperature))
+        s = log_p if self.scores == "logprobs" else scores
+        if self.scores == "none":
+            s = torch.where(scores > -torch.inf, 0.0, scores)
         omega: Regulariser = KL(log_p)
         if not (is_number(self.beta) and self.beta == 0):
-            omega = omega + self.beta * Coverage(self.k, self.token_weights(scores, log_p))
+            omega = omega + self.beta * Coverage(self.k, self.token_weights(scores, p))
         return Problem(s, omega, lam=self.lam)
 
     def method(self, problem: Problem) -> Solver | None:
         if self.solver == "exact":
             return None
-        terms = getattr(problem.regulariser, "terms", ((1.0, problem.regulariser),))
-        (log_p,) = (term.log_reference for _, term in terms if isinstance(term, KL))
-        return MirrorAscent(steps=self.steps, step=self.safe_step(problem), start=log_p.exp())
+        return MirrorAscent(steps=self.steps, step=self.safe_step(problem), start="reference")
 
     def safe_step(self, problem: Problem) -> float | Tensor:
         """The step asked for; else 1, or 1/(λ + λβ·max(w)·κ), beyond which a step may overshoot, if that is smaller."""
@@ -74,14 +73,14 @@ class BestOfK(Decoder, name="bok"):
         steepness = torch.as_tensor(problem.lam * smoothness, device=problem.scores.device)  # pyright: ignore[reportOperatorIssue]
         return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)
 
-    def token_weights(self, scores: Tensor, log_p: Tensor) -> float | Tensor:
+    def token_weights(self, scores: Tensor, p: Tensor) -> float | Tensor:
         """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on."""
         if callable(self.weights):
             return self.weights(scores).to(scores)
         if self.weights == "uniform":
             return 1.0
         if self.weights == "probs":
-            return log_p.exp()
+            return p
         if self.weights == "top-m":
             return TopK(self.m).mask(scores).to(scores.dtype)
         best = scores.topk(min(RANK_DEPTH * self.m, scores.shape[-1])).indices.sort(-1).values

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem, raise_for
-from simplexity.rows import BLOCK, one_hot_argmax
+from simplexity.rows import BLOCK, argmax, one_hot_argmax
 from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
 from simplexity.solvers.dual_root import DualRoot
 from simplexity.solvers.mirror_ascent import MirrorAscent
@@ -19,7 +19,7 @@ __all__ = ["SOLVERS", "ClosedForm", "DualRoot", "MirrorAscent", "Solution", "Sol
 
 
 class Solver(Protocol):
-    """Solves problems whose support has already been applied: forbidden tokens score −inf."""
+    """Solves problems whose support has been applied: the best score is 0, forbidden tokens score −inf."""
 
     @property
     def name(self) -> str: ...
@@ -114,7 +114,10 @@ def _masked(problem: Problem, scores: Tensor) -> Narrowed:
 def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
     """The columns a sparse Ω can reach: further than λ·reach below the best, q is zero."""
     reach, x = problem.regulariser.reach, columns.scores
-    if x.shape[-1] <= 4 * BLOCK or (isinstance(reach, float) and reach == inf) or is_greedy(problem):
+    if is_greedy(problem):
+        ids = argmax(x)
+        return Narrowed(x.gather(-1, ids), ids).within(columns)
+    if x.shape[-1] <= 4 * BLOCK or (isinstance(reach, float) and reach == inf):
         return columns
     return narrow_to(torch.relu(x + problem.lam * reach), x).within(columns)
 

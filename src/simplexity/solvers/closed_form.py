@@ -3,6 +3,7 @@
     Ω = 0 or λ = 0             all mass on the best score
     Ω = c·KL(q ‖ r)            q ∝ r·exp(s / λc)           (softmax where r is uniform)
     Ω = c·½‖q‖²                q = (s − η)_+ / λc          (sparsemax)
+    Ω = c·Tsallis, α = 1.5     q = ((s − η)_+ / 2λc)²      (1.5-entmax)
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from simplexity.problem import Problem
 from simplexity.regularisers import HalfSquare, Regulariser, Sum, Tsallis, Zero, entropic
-from simplexity.rows import divide, is_number, one_hot_argmax, softmax
+from simplexity.rows import divide, exp_, is_number, normalise_, one_hot_argmax, plus, softmax_
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,24 @@ class ClosedForm:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem; None when it can."""
-        if is_greedy(problem) or entropic(problem.regulariser) or half_square(problem.regulariser) is not None:
+        if is_greedy(problem) or entropic(problem.regulariser) or power_form(problem.regulariser):
             return None
-        return "the regulariser has no closed form: only zero, negative entropy, KL and the half square have one"
+        return "the regulariser has no closed form: only zero, negative entropy, KL, the half square and Tsallis 1.5 have one"
 
     def __call__(self, problem: Problem, reads: bool) -> Tensor:
-        """q `[..., V]` for scores whose forbidden tokens are −inf."""
+        """q `[..., V]` for scores with maximum 0 whose forbidden tokens are −inf."""
         x, lam = problem.scores, problem.lam
         if is_greedy(problem):
             return one_hot_argmax(x)
         if (parts := entropic(problem.regulariser)) is not None:
             weight, log_r = parts
-            x = divide(x, lam * weight)
-            return softmax(x + log_r if isinstance(log_r, Tensor) else x)
-        scale = half_square(problem.regulariser)
-        assert scale is not None
-        return sparsemax(divide(x, lam * scale))
+            if isinstance(log_r, Tensor):
+                return softmax_(plus(x, 1.0 / (lam * weight), log_r))
+            return normalise_(exp_(x / (lam * weight)))  # max x is 0
+        form = power_form(problem.regulariser)
+        assert form is not None
+        scale, alpha = form
+        return normalise_((sparsemax if alpha == 2 else entmax15)(divide(x, lam * scale)))
 
 
 def is_greedy(problem: Problem) -> bool:
@@ -46,16 +49,16 @@ def is_greedy(problem: Problem) -> bool:
     return isinstance(problem.regulariser, Zero) or (isinstance(problem.lam, float) and problem.lam == 0)
 
 
-def half_square(regulariser: Regulariser) -> float | Tensor | None:
-    """c when Ω = c·½‖q‖² up to a constant."""
+def power_form(regulariser: Regulariser) -> tuple[float | Tensor, float] | None:
+    """(c, α) when Ω is c times the Tsallis regulariser of α = 2 (up to a constant the half square) or 1.5."""
     if isinstance(regulariser, HalfSquare):
-        return 1.0
-    if isinstance(regulariser, Tsallis) and is_number(regulariser.alpha) and regulariser.alpha == 2:
-        return 1.0
+        return 1.0, 2.0
+    if isinstance(regulariser, Tsallis) and not isinstance(regulariser.alpha, Tensor) and regulariser.alpha in (1.5, 2):
+        return 1.0, float(regulariser.alpha)
     if isinstance(regulariser, Sum) and len(regulariser.terms) == 1:
         ((c, term),) = regulariser.terms
-        inner = half_square(term)
-        return None if inner is None or (is_number(c) and c == 0) else c * inner
+        form = power_form(term)
+        return None if form is None or (is_number(c) and c == 0) else (c * form[0], form[1])
     return None
 
 
@@ -64,13 +67,32 @@ def sparsemax(x: Tensor) -> Tensor:
 
     k is the largest number with x_(k) > (A_k − 1)/k (Martins and Astudillo, 2016).
     """
-    x = x - x.amax(-1, keepdim=True)
-    best = x.sort(-1, descending=True).values.double()
+    x, best, count = _ranked(x)
     sums = best.cumsum(-1)
-    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=torch.float64)
     k = (1 + count * best > sums).sum(-1, keepdim=True)
     eta = (sums.gather(-1, k - 1) - 1) / k
-    return (x.double() - eta).clamp_min_(0.0).to(x.dtype)
+    return (x - eta).clamp_min_(0.0).to(x.dtype)
+
+
+def entmax15(x: Tensor) -> Tensor:
+    """argmax <q, x> − Tsallis_1.5(q) over the simplex: ((x/2 − η)_+)² (Peters, Niculae and Martins, 2019).
+
+    On the k best the equation Σ (x/2 − η)² = 1 is quadratic in η; k is the largest number whose root
+    keeps all k active.
+    """
+    x, best, count = _ranked(x / 2)
+    mean, square = best.cumsum(-1) / count, best.square().cumsum(-1) / count
+    spread = count * (square - mean.square())
+    roots = mean - ((1 - spread) / count).clamp_min_(0.0).sqrt_()
+    k = (roots <= best).sum(-1, keepdim=True)
+    return (x - roots.gather(-1, k - 1)).clamp_min_(0.0).square_().to(x.dtype)
+
+
+def _ranked(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x with maximum 0, its values in float64 best first, and 1, 2, 3, … beside them."""
+    x = x - x.amax(-1, keepdim=True)
+    best = x.sort(-1, descending=True).values.double()
+    return x, best, torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=torch.float64)
 
 
 def project_to_simplex(point: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -33,7 +33,7 @@ class DualRoot:
     def __call__(self, problem: Problem, reads: bool) -> Tensor:
         """q `[..., V]` for scores whose forbidden tokens are −inf."""
         if (parts := entropic_coverage(problem.regulariser)) is not None:
-            return coverage_root(problem, *parts, reads=reads)
+            return coverage_root(problem, parts, reads)
         return dual_root(problem, reads)
 
 

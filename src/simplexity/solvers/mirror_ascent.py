@@ -7,16 +7,17 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from simplexity.narrow import Narrowed
 from simplexity.problem import Problem
-from simplexity.regularisers import Geometry
-from simplexity.rows import first_rows, is_number, log_total, per_row
+from simplexity.regularisers import KL, Geometry, Regulariser, Sum, entropic_coverage
+from simplexity.rows import exp_, first_rows, is_number, log_total, per_row
 from simplexity.solvers.closed_form import project_to_simplex
+from simplexity.solvers.coverage_ascent import coverage_ascent
 
 HALVINGS = 60  # from any sensible first step down to rounding error
 
@@ -27,14 +28,15 @@ class MirrorAscent:
 
     step:      the step size. By default 1/(λL) where Ω knows its smoothness L, with which no step can
                lower the objective; otherwise found by backtracking, with the same guarantee.
-    start:     where to begin, `[..., V]`; uniform on the support by default.
+    start:     where to begin: a distribution `[..., V]`, "uniform" on the support, or "reference", the r
+               of an Ω that holds KL(q ‖ r).
     tolerance: 1e-10 in float64 and 1e-5 in float32 by default.
     """
 
     steps: int | None = None
     step: float | Tensor | None = None
     geometry: Geometry = "entropic"
-    start: Tensor | None = None
+    start: Tensor | Literal["uniform", "reference"] = "uniform"
     tolerance: float | None = None
     max_steps: int = 2000
     name = "mirror-ascent"
@@ -46,25 +48,31 @@ class MirrorAscent:
             raise ValueError(f"mirror-ascent: steps must be a whole number >= 0, got {self.steps!r}")
         if self.steps is not None and self.tolerance is not None:
             raise ValueError("mirror-ascent: give steps (a fixed number) or tolerance (stop on the gap), not both")
+        if isinstance(self.start, str) and self.start not in ("uniform", "reference"):
+            raise ValueError(f"mirror-ascent: start must be uniform, reference or a tensor, got {self.start!r}")
         if is_number(self.step) and not self.step > 0:  # pyright: ignore[reportOptionalOperand]
             raise ValueError(f"mirror-ascent: step must be above 0, got {self.step!r}")
 
     def refuses(self, problem: Problem) -> str | None:
-        """Any convex Ω will do."""
+        """Why this solver cannot solve the problem: any convex Ω will do, but not any start."""
+        if _is(self.start, "reference") and reference(problem.regulariser) is None:
+            return "start='reference' needs a regulariser with a KL term"
         return None
 
     def on(self, columns: Narrowed) -> "MirrorAscent":
         """The same ascent for a problem cut down to some columns."""
-        return self if self.start is None else replace(self, start=columns.take(self.start))
+        return replace(self, start=columns.take(self.start)) if isinstance(self.start, Tensor) else self
 
     def __call__(self, problem: Problem, reads: bool) -> Tensor:
         """q `[..., V]` for scores whose forbidden tokens are −inf."""
+        step = self._step(problem)
+        if reads and (q := self._unrolled(problem, step)) is not None:
+            return q
         x = problem.scores
         allowed = x > -torch.inf
         tolerance = self.tolerance or (1e-10 if x.dtype == torch.float64 else 1e-5)
         climb = _Climb(problem, allowed, self.geometry)
-        place = climb.place(self._first(x, allowed, reads))
-        step = self._step(problem)
+        place = climb.place(self._first(problem, allowed, reads))
         trial = None if step is not None else _first_trial(problem)
         for _ in range(self.max_steps if self.steps is None else self.steps):
             q = climb.distribution(place)
@@ -93,9 +101,24 @@ class MirrorAscent:
                 )
         return q
 
-    def _first(self, x: Tensor, allowed: Tensor, reads: bool) -> Tensor:
-        if self.start is None:
+    def _unrolled(self, problem: Problem, step: float | Tensor | None) -> Tensor | None:
+        """The same iterates by the shortcut for KL plus coverage, where it applies."""
+        parts = entropic_coverage(problem.regulariser)
+        if not self.steps or parts is None or step is None or self.geometry != "entropic" or not _is(self.start, "reference"):
+            return None
+        contraction = step * problem.lam * parts[0]
+        if bool((contraction > 1).any() if isinstance(contraction, Tensor) else contraction > 1):
+            return None
+        return coverage_ascent(problem, parts, self.steps, step)
+
+    def _first(self, problem: Problem, allowed: Tensor, reads: bool) -> Tensor:
+        x = problem.scores
+        if _is(self.start, "uniform"):
             return allowed.to(x.dtype) / allowed.sum(-1, keepdim=True)
+        if isinstance(self.start, str):
+            log_r = reference(problem.regulariser)
+            assert log_r is not None
+            return torch.where(allowed, log_r.exp(), 0.0)
         start = torch.where(allowed, self.start.to(x.device, x.dtype), 0.0)
         if reads and self.geometry == "entropic":
             # tokens whose start underflows stay at zero and cannot matter; an empty row never moves
@@ -116,6 +139,16 @@ class MirrorAscent:
         return 1.0 / steepness if steepness > 0 else None
 
 
+def reference(regulariser: Regulariser) -> Tensor | None:
+    """log r of the KL(q ‖ r) in a regulariser, None without one."""
+    terms = regulariser.terms if isinstance(regulariser, Sum) else ((1.0, regulariser),)
+    return next((term.log_reference for _, term in terms if isinstance(term, KL)), None)
+
+
+def _is(start: Tensor | str, name: str) -> bool:
+    return isinstance(start, str) and start == name
+
+
 class _Climb:
     """One geometry's coordinates: log q for the entropic one, q for the Euclidean."""
 
@@ -126,7 +159,7 @@ class _Climb:
         return q.log() - log_total(q.log()) if self.entropic else q
 
     def distribution(self, place: Tensor) -> Tensor:
-        return torch.exp(place) if self.entropic else place
+        return exp_(place.clone()) if self.entropic else place
 
     def move(self, place: Tensor, g: Tensor, step: float | Tensor | None) -> Tensor:
         raised = place + step * g
