@@ -517,7 +517,7 @@ def test_mirror_ascent_stops_at_its_tolerance(name):
     problem = Problem(rows("plain", 6, 12), omega, lam=1.5)
     q = solve(problem, MirrorAscent(geometry=mirror.geometry))
     assert bool(certify(problem, q).holds(1.001e-10).all())
-    torch.testing.assert_close(q, solve(problem), rtol=0, atol=2e-5)  # the gap is quadratic in the distance
+    torch.testing.assert_close(q, solve(problem), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("geometry", ["entropic", "euclidean"])
@@ -538,8 +538,9 @@ def test_a_regulariser_that_knows_its_value_only():
     s, lam = rows("forbidden", 3, 8), [0.4, 1.0, 3.0]
     expected = [separable(row, x, lambda v, q: ln(q) + 1 + 0.5 * q) for row, x in zip(s.tolist(), lam, strict=True)]
     problem = Problem(s, Mixed(), lam=column(lam))
-    agree(solve(problem, MirrorAscent(tolerance=1e-14)), expected, 1e-7)
-    assert bool(certify(problem, solve(problem)).holds(1.001e-10).all())
+    q = solve(problem)  # a warning here says that the default tolerance was not reached
+    agree(q, expected)
+    assert bool(certify(problem, q).holds(1.001e-10).all())
 
 
 # Algorithm 1
@@ -569,6 +570,18 @@ def test_best_of_k_is_algorithm_1(weights, scores, setting):
         expected = [mirror_best_of_k(row, **fixed, **setting) for row in s.tolist()]
         agree(decoder(spec).distribution(s), expected, 1e-10)
         agree(decoder(spec).distribution(s, validate=False)[0], expected, 1e-10)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("weights", ["probs", "top-m", "rank", "uniform"])
+def test_algorithm_1_on_long_rows(weights, setting):
+    # most tokens of a long row are too unlikely to feel the coverage term, and may be treated apart
+    fixed = {"weights": weights, "m": 4}
+    spec = "bok:" + ",".join(f"{key}={value}" for key, value in {**fixed, **setting}.items())
+    for kind, scale in itertools.product(KINDS, (0.3, 1.0, 4.0)):
+        s = scale * rows(kind, 1, 300)
+        expected = [mirror_best_of_k(row, **fixed, **setting) for row in s.tolist()]
+        agree(decoder(spec).distribution(s), expected, 1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

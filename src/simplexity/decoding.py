@@ -1,6 +1,6 @@
 """A decoder: a named way to turn scores into a problem. What is done with the problem is the same for all.
 
-    scores s  --problem-->  max <q, s> − λ·Ω(q) on C(s)  --solve-->  q  --draw-->  token
+scores s  --problem-->  max <q, s> − λ·Ω(q) on C(s)  --solve-->  q  --draw-->  token
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Decoder(ABC):
     objective: ClassVar[str] = ""
 
     entropy: float | Tensor | None = _target("solve for the temperature that gives q this entropy, in nats")
-    effective_temperature: float | Tensor | None = _target("solve for the temperature that makes q as sharp as this one")
+    effective_temperature: float | Tensor | None = _target(
+        "solve for the temperature that makes q as sharp as this one"
+    )
 
     def __init_subclass__(cls, name: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -66,11 +68,11 @@ class Decoder(ABC):
         self.check()
 
     def _check_target(self) -> None:
-        targets = [n for n in ("entropy", "effective_temperature") if getattr(self, n) is not None]
-        knob = next((f for f in fields(self) if f.name == "temperature"), None)
-        if targets and knob is None:
-            raise ValueError(f"{self.name}: {targets[0]} cannot be asked for: this decoder has no temperature to solve for")
-        if len(targets) > 1 or (targets and getattr(self, "temperature") != knob.default):  # pyright: ignore[reportOptionalMemberAccess]
+        targets = [name for name in ("entropy", "effective_temperature") if getattr(self, name) is not None]
+        knobs = [f for f in fields(self) if f.name == "temperature"]
+        if targets and not knobs:
+            raise ValueError(f"{self.name}: {targets[0]} cannot be asked for, there is no temperature to solve for")
+        if len(targets) > 1 or (targets and getattr(self, "temperature") is not knobs[0].default):  # noqa: B009
             raise ValueError(f"{self.name}: give one of temperature, entropy and effective_temperature, not several")
 
     def check(self) -> None:
@@ -151,7 +153,7 @@ class Decoder(ABC):
     @classmethod
     def summary(cls) -> str:
         """The first line of the docstring."""
-        return inspect.getdoc(cls).split("\n")[0] if cls.__doc__ else ""  # pyright: ignore[reportOptionalMemberAccess]
+        return (inspect.getdoc(cls) or "").split("\n")[0]
 
     def _certified(self, scores: Tensor, context: Context | None) -> tuple[Tensor, Certificate]:
         problem, solver, _ = self._posed(scores, context, True)
@@ -164,18 +166,27 @@ class Decoder(ABC):
         if unreachable is None or solution.status is None:
             return solution
         status = torch.where(solution.status == 0, unreachable, solution.status)
-        return Solution(solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), solution.columns, solution.size, status)
+        return Solution(
+            solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), solution.columns, solution.size, status
+        )
 
-    def _posed(self, scores: Tensor, context: Context | None, validate: bool) -> tuple[Problem, Solver | None, Tensor | None]:
+    def _posed(
+        self, scores: Tensor, context: Context | None, validate: bool
+    ) -> tuple[Problem, Solver | None, Tensor | None]:
         """The problem of these scores and its solver, per-row parameters in columns, a target solved for."""
         scores = working_copy(scores)
         if context is not None:
             scores = context.restrict(scores)
-        decoder, unreachable = self._with({
-            f.name: per_row(value, scores, f.name)
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor)
-        }), None
+        decoder, unreachable = (
+            self._with(
+                {
+                    f.name: per_row(value, scores, f.name)
+                    for f in fields(self)
+                    if isinstance(value := getattr(self, f.name), Tensor)
+                }
+            ),
+            None,
+        )
         if decoder.entropy is not None or decoder.effective_temperature is not None:
             temperature, unreachable = solve_temperature(decoder, scores, context, validate)
             decoder = decoder._with({"temperature": temperature, "entropy": None, "effective_temperature": None})

@@ -44,7 +44,7 @@ def kl_to_model(q: Tensor, scores: Tensor) -> Tensor:
     return torch.where(q > 0, torch.xlogy(q, q) - q * log_p, 0.0).sum(-1)
 
 
-def entropy_at(scores: Tensor, temperature: Tensor) -> Tensor:
+def entropy_at(scores: Tensor, temperature: float | Tensor) -> Tensor:
     """The entropy of softmax(s / temperature), `[..., 1] -> [...]`, float64."""
     return entropy(softmax_(scores.double() / temperature))
 

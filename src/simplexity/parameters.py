@@ -49,7 +49,11 @@ class Rule:
             return value in self.choices if isinstance(value, str) else self.function and callable(value)
         if isinstance(value, Tensor):
             fits = value == value
-            for bound, test in ((self.above, value.__gt__), (self.at_least, value.__ge__), (self.at_most, value.__le__)):
+            for bound, test in (
+                (self.above, value.__gt__),
+                (self.at_least, value.__ge__),
+                (self.at_most, value.__le__),
+            ):
                 fits = fits & test(bound) if bound is not None else fits
             return bool(fits.all())
         if not is_number(value) or value in (float("inf"), float("-inf")) or (self.whole and value != int(value)):

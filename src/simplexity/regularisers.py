@@ -7,15 +7,14 @@ one that is separable, Ω(q) = Σ_v φ_v(q_v), can be inverted token by token an
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import inf, log
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from simplexity.coverage import Geometry, curvature, log_inverse
 from simplexity.roots import find_root
 from simplexity.rows import first_rows, is_number, power, tiny
-
-Geometry = Literal["entropic", "euclidean"]
 
 HUGE = 1e38
 
@@ -75,7 +74,9 @@ class Regulariser(ABC):
 
     def __mul__(self, factor: float | Tensor) -> "Regulariser":
         if is_number(factor) and not factor >= 0:
-            raise ValueError(f"a regulariser can only be multiplied by a number >= 0 (else Ω is not convex), got {factor}")
+            raise ValueError(
+                f"a regulariser can only be multiplied by a number >= 0 (else Ω is not convex), got {factor}"
+            )
         if not is_number(factor) and not isinstance(factor, Tensor):
             raise ValueError(f"a regulariser can be multiplied by a number or a tensor, got {type(factor).__name__}")
         return Sum(tuple((factor * c, term) for c, term in _terms(self)))
@@ -266,22 +267,6 @@ class Coverage(Regulariser):
         return replace(self, weights=_take(self.weights, ids)) if isinstance(self.weights, Tensor) else self
 
 
-def curvature(k: int | Tensor, geometry: Geometry = "entropic") -> float | Tensor:
-    """The largest curvature of −(1 − (1−q)^K) relative to the geometry's potential.
-
-    φ'' = K(K−1)(1−q)^{K−2}. Against 1/q, q·φ'' peaks at q = 1/(K−1): κ = K·((K−2)/(K−1))^{K−2}.
-
-    >>> curvature(2), round(curvature(8), 2)
-    (2.0, 3.17)
-    """
-    if geometry == "euclidean":
-        return k * (k - 1.0)
-    if isinstance(k, Tensor):
-        n = k.double()
-        return torch.where(n > 2, n * ((n - 2) / (n - 1).clamp_min(1)).pow(n - 2), torch.where(n > 1, 2.0, 0.0))
-    return float(k * ((k - 2) / (k - 1)) ** (k - 2)) if k > 2 else (2.0 if k == 2 else 0.0)
-
-
 @dataclass(frozen=True, eq=False)
 class Sum(Regulariser):
     """Ω = Σ_i c_i·Ω_i with c_i >= 0; written `a + 2 * b`."""
@@ -327,32 +312,6 @@ class Sum(Regulariser):
 
     def take(self, ids: Tensor) -> "Sum":
         return Sum(tuple((c, term.take(ids)) for c, term in self.terms))
-
-
-def log_inverse(t: Tensor, gain: float | Tensor, k: int | Tensor, reads: bool = False) -> Tensor:
-    """y = log q with  y − gain·(1 − e^y)^{K−1} = t,  for t below 0 (q reaches 1 at t = 0).
-
-    Newton's method from the point of inflection, q = 1/(K−1), moved into the bracket
-    [t, min(0, t + gain)] that must hold y. Left of the inflection the function is convex and the
-    start lies above the root; right of it, concave and below: either way each step stops short of
-    the root and none can overshoot, so no safeguard is needed. Twelve steps reach float64 precision
-    for gains up to 1e6; `reads` allows to stop before that when all tokens have.
-    """
-    t = t.clamp(-1e9, 0.0)  # e^−1e9 is zero, and unlike −inf it can be subtracted from itself
-    above = (t + gain).clamp_max(0.0)
-    bend = -torch.log((k - 1.0) if isinstance(k, Tensor) else t.new_tensor(k - 1.0))
-    y = torch.minimum(torch.maximum(bend.to(t.dtype).expand_as(t), t), above)
-    for _ in range(12):
-        q = torch.exp(y)
-        short = (1.0 - q).clamp_min(0.0)
-        slope = power(short, k - 2) if isinstance(k, Tensor) or k >= 2 else torch.zeros_like(q)
-        residual = y - gain * power(short, k - 1) - t
-        better = y - residual / (1.0 + gain * (k - 1.0) * slope * q)
-        better = torch.minimum(torch.maximum(better, t), above)
-        if reads and bool((better == y).all()):
-            break
-        y = better
-    return y
 
 
 def entropic(regulariser: Regulariser) -> tuple[Any, Any] | None:

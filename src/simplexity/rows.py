@@ -3,6 +3,7 @@
 import math
 from functools import cache
 from numbers import Real
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def exp_(x: Tensor) -> Tensor:
     """
     smallest = torch.finfo(x.dtype).tiny
     floor = math.log(smallest) + 0.5  # safely on the normal side
-    return torch.nn.functional.threshold_(x.clamp_min_(floor).exp_(), 2 * smallest, 0.0)
+    return torch.threshold_(x.clamp_min_(floor).exp_(), 2 * smallest, 0.0)
 
 
 def normalise_(x: Tensor) -> Tensor:
@@ -171,6 +172,6 @@ def first_rows(bad: Tensor, limit: int = 5) -> str:
     return f"row {names[0]}" if len(found) == 1 else f"rows {', '.join(names)}{more}"
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """A plain finite number: no bool, no NaN."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

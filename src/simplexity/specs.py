@@ -72,7 +72,7 @@ def to_json(decoder: Decoder) -> dict[str, Any]:
 
 
 def _differs(value: Any, default: Any) -> bool:
-    return isinstance(value, Tensor) or value is not default and value != default
+    return isinstance(value, Tensor) or (value is not default and value != default)
 
 
 def _text(value: Any) -> str:

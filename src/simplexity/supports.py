@@ -126,12 +126,12 @@ class TopP(Support):
         x = self._scaled(scores)
         e = exp_(x)
         needed = self._needed(total(e), scores)
-        for cut in (0.05, 1e-3, 1e-5):  # relative to the best token; most nuclei end far above the last
+        for cut in (0.02, 1e-4):  # relative to the best token; most nuclei end above
             kept = torch.threshold(e, cut, 0.0)
             if bool((total(kept) >= needed).all()):
                 few = narrow_to(kept, scores)
                 return few.keep(_nucleus(self._scaled(few.scores), needed, few.scores))
-        return super().narrow(scores)
+        return _wide_nucleus(e, needed, scores)
 
     def _scaled(self, scores: Tensor) -> Tensor:
         return (scores - scores.amax(-1, keepdim=True)).div_(per_row(self.temperature, scores, "temperature"))
@@ -149,6 +149,31 @@ def _nucleus(x: Tensor, needed: Tensor, order: Tensor) -> Tensor:
     mass = torch.exp(x.gather(-1, ids)).double()
     kept = mass.cumsum(-1) - mass < needed
     return torch.zeros_like(kept).scatter(-1, ids, kept)
+
+
+def _wide_nucleus(e: Tensor, needed: Tensor, scores: Tensor) -> Narrowed:
+    """The nucleus of a flat row without sorting it: only the bin of scores in which the mass is reached is sorted."""
+    shape, size = scores.shape[:-1], scores.shape[-1]
+    flat, e, needed = scores.reshape(-1, size), e.reshape(-1, size), needed.reshape(-1, 1)
+    best = flat.amax(-1, keepdim=True)
+    worst = torch.where(flat > -torch.inf, flat, best).amin(-1, keepdim=True)
+    # any bins will do as long as a better score never lands in a later one
+    bins = ((best - flat) * (BINS / (best - worst).clamp_min(1e-30))).clamp_(0, BINS).to(torch.int32)
+    offset = torch.arange(len(flat), dtype=torch.int32, device=flat.device).unsqueeze(-1) * (BINS + 1)
+    mass = torch.bincount((bins + offset).view(-1), e.view(-1).double(), len(flat) * (BINS + 1)).view(-1, BINS + 1)
+    ends = mass.cumsum(-1)
+    crossing = torch.searchsorted(ends, needed).clamp_max_(BINS)
+    left = needed - (ends - mass).gather(-1, crossing)
+    split = bins == crossing.to(torch.int32)
+    few = narrow_to(split.to(torch.int8), flat)
+    # the bins were summed in another order than the row was: one token more or less at the very edge of p
+    chosen = _nucleus(torch.log(few.take(e)).masked_fill_(few.scores == -torch.inf, -torch.inf), left, few.scores)
+    mask = (bins < crossing.to(torch.int32)).to(torch.int8)
+    mask = few.add_(mask, (chosen & (few.scores > -torch.inf)).to(torch.int8)) > 0
+    return Narrowed(scores.masked_fill(~mask.view(*shape, size), -torch.inf))
+
+
+BINS = 1024
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from simplexity.decoding import Decoder
 
 
-def solve_temperature(decoder: Decoder, scores: Tensor, context: Context | None, validate: bool) -> tuple[Tensor, Tensor]:
+def solve_temperature(
+    decoder: Decoder, scores: Tensor, context: Context | None, validate: bool
+) -> tuple[Tensor, Tensor]:
     """(temperature `[..., 1]`, status `[...]`: UNREACHABLE where no temperature gives the target)."""
     x = scores - scores.amax(-1, keepdim=True)
     x = torch.where(x.isfinite(), x, torch.where(x == -torch.inf, x, 0.0))  # rows refused elsewhere
@@ -34,7 +36,9 @@ def solve_temperature(decoder: Decoder, scores: Tensor, context: Context | None,
         target = measures.entropy_at(x, sharp).unsqueeze(-1)
 
     def missing(log_temperature: Tensor) -> Tensor:
-        tried = decoder._with({"temperature": log_temperature.exp().to(x.dtype), "entropy": None, "effective_temperature": None})
+        tried = decoder._with(
+            {"temperature": log_temperature.exp().to(x.dtype), "entropy": None, "effective_temperature": None}
+        )
         problem = tried.problem(x, context)
         solution = find_solution(problem, tried.method(problem), validate)
         return target - measures.entropy(solution.q).unsqueeze(-1)

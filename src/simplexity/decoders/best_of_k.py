@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from simplexity.context import Context
+from simplexity.coverage import curvature
 from simplexity.decoding import Decoder
 from simplexity.parameters import Weights, parameter, temperature
 from simplexity.problem import Problem
-from simplexity.regularisers import KL, Coverage, Regulariser, curvature
+from simplexity.regularisers import KL, Coverage, Regulariser
 from simplexity.rows import is_number, log_softmax_and_softmax
 from simplexity.solvers import MirrorAscent, Solver
 from simplexity.supports import TopK
@@ -44,8 +45,9 @@ class BestOfK(Decoder, name="bok"):
     solver: str = parameter("mirror", "mirror: J steps; exact: the optimum", choices=("mirror", "exact"))
 
     def check(self) -> None:
-        if is_number(self.step) and is_number(self.lam) and self.step * self.lam >= 2:  # pyright: ignore[reportOperatorIssue]
-            raise ValueError(f"bok: step·lam must be below 2, got {self.step * self.lam:g}: mirror ascent diverges there")  # pyright: ignore[reportOperatorIssue]
+        if is_number(self.step) and is_number(self.lam) and self.step * self.lam >= 2:
+            product = self.step * self.lam
+            raise ValueError(f"bok: step·lam must be below 2, got {product:g}: mirror ascent diverges there")
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         log_p, p = log_softmax_and_softmax(torch.div(scores, self.temperature))
@@ -66,9 +68,9 @@ class BestOfK(Decoder, name="bok"):
         """The step asked for; else 1, or 1/(λ + λβ·max(w)·κ), beyond which a step may overshoot, if that is smaller."""
         if self.step is not None:
             return self.step
-        if is_number(self.lam) and is_number(self.beta) and isinstance(self.k, int) and not callable(self.weights):
-            if self.lam * (1 + self.beta * curvature(self.k)) <= 1:  # max(w) <= 1 for the weights with a name
-                return 1.0
+        plain = is_number(self.lam) and is_number(self.beta) and isinstance(self.k, int) and not callable(self.weights)
+        if plain and self.lam * (1 + self.beta * curvature(self.k)) <= 1:  # max(w) <= 1 for the weights with a name
+            return 1.0
         smoothness = problem.regulariser.smoothness("entropic")
         steepness = torch.as_tensor(problem.lam * smoothness, device=problem.scores.device)  # pyright: ignore[reportOperatorIssue]
         return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)

@@ -22,9 +22,17 @@ class Solver(Protocol):
     """Solves problems whose support has been applied: the best score is 0, forbidden tokens score −inf."""
 
     @property
-    def name(self) -> str: ...
-    def refuses(self, problem: Problem) -> str | None: ...
-    def __call__(self, problem: Problem, reads: bool) -> Tensor: ...
+    def name(self) -> str:
+        """What `solve(problem, name)` calls it."""
+        ...
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this solver cannot solve the problem; None when it can."""
+        ...
+
+    def __call__(self, problem: Problem, reads: bool) -> Tensor:
+        """q `[..., V]`; without `reads` no value may be looked at on the host."""
+        ...
 
 
 SOLVERS: dict[str, Any] = {kind.name: kind for kind in (ClosedForm, DualRoot, MirrorAscent)}
@@ -67,12 +75,13 @@ def choose(problem: Problem, solver: "str | Solver | None") -> Solver:
     if isinstance(solver, str):
         if solver not in SOLVERS:
             raise ValueError(f"unknown solver {solver!r}: choose from {', '.join(SOLVERS)}")
-        solver = SOLVERS[solver]()
-    assert not isinstance(solver, str) and solver is not None
-    if (reason := solver.refuses(problem)) is not None:
+        chosen: Solver = SOLVERS[solver]()
+    else:
+        chosen = solver
+    if (reason := chosen.refuses(problem)) is not None:
         able = [name for name, kind in SOLVERS.items() if kind().refuses(problem) is None]
-        raise ValueError(f"{solver.name} cannot solve this problem: {reason}. These can: {', '.join(able)}")
-    return solver
+        raise ValueError(f"{chosen.name} cannot solve this problem: {reason}. These can: {', '.join(able)}")
+    return chosen
 
 
 def find_solution(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Solution:

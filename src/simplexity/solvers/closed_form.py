@@ -1,9 +1,9 @@
 """Problems whose solution can be written down.
 
-    Ω = 0 or λ = 0             all mass on the best score
-    Ω = c·KL(q ‖ r)            q ∝ r·exp(s / λc)           (softmax where r is uniform)
-    Ω = c·½‖q‖²                q = (s − η)_+ / λc          (sparsemax)
-    Ω = c·Tsallis, α = 1.5     q = ((s − η)_+ / 2λc)²      (1.5-entmax)
+Ω = 0 or λ = 0             all mass on the best score
+Ω = c·KL(q ‖ r)            q ∝ r·exp(s / λc)           (softmax where r is uniform)
+Ω = c·½‖q‖²                q = (s − η)_+ / λc          (sparsemax)
+Ω = c·Tsallis, α = 1.5     q = ((s − η)_+ / 2λc)²      (1.5-entmax)
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ClosedForm:
         """Why this solver cannot solve the problem; None when it can."""
         if is_greedy(problem) or entropic(problem.regulariser) or power_form(problem.regulariser):
             return None
-        return "the regulariser has no closed form: only zero, negative entropy, KL, the half square and Tsallis 1.5 have one"
+        return "only zero, negative entropy, KL, the half square and Tsallis 1.5 have a closed form"
 
     def __call__(self, problem: Problem, reads: bool) -> Tensor:
         """q `[..., V]` for scores with maximum 0 whose forbidden tokens are −inf."""

@@ -17,6 +17,7 @@ from simplexity.narrow import narrow_to
 from simplexity.problem import Problem
 from simplexity.rows import argmax, exp_, normalise_, plus, power, total
 
+
 def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tensor) -> Tensor:
     """q_J `[..., V]` for scores with maximum 0 whose forbidden tokens are −inf, J >= 1 and 0 <= ρ <= 1.
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from simplexity.coverage import log_inverse
 from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem
-from simplexity.regularisers import log_inverse
 from simplexity.roots import find_root
 from simplexity.rows import argmax, exp_, log_total, normalise_, plus, power, total
 
@@ -51,7 +51,9 @@ def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor:
     else:
         columns = Narrowed(a)
     rest = columns.drop_(ceiling)
-    gain = columns.take(w.expand_as(a)).double() if isinstance(w, Tensor) else torch.full_like(columns.scores, w).double()
+    gain = (
+        columns.take(w.expand_as(a)).double() if isinstance(w, Tensor) else torch.full_like(columns.scores, w).double()
+    )
     head = Head(columns.scores.double(), gain * strength, k, total(rest), low.double())
     eta, q_head = newton(head) if reads else bracketed(head, reads)
     q = rest.mul_(torch.exp(head.low - eta).to(a.dtype))

@@ -1,8 +1,8 @@
 """Mirror ascent, for any concave objective: climb, measuring the step in a geometry of the simplex.
 
-    q_{j+1} = argmax_q  <∇f(q_j), q> − D_ψ(q, q_j)/step
-    entropic,  ψ = Σ q log q:   q ← q·exp(step·∇f) / norm
-    Euclidean, ψ = ½‖q‖²:       q ← projection of q + step·∇f, which is projected gradient ascent
+q_{j+1} = argmax_q  <∇f(q_j), q> − D_ψ(q, q_j)/step
+entropic,  ψ = Σ q log q:   q ← q·exp(step·∇f) / norm
+Euclidean, ψ = ½‖q‖²:       q ← projection of q + step·∇f, which is projected gradient ascent
 """
 
 import warnings
@@ -12,9 +12,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from simplexity.coverage import Geometry
 from simplexity.narrow import Narrowed
 from simplexity.problem import Problem
-from simplexity.regularisers import KL, Geometry, Regulariser, Sum, entropic_coverage
+from simplexity.regularisers import KL, Regulariser, Sum, entropic_coverage
 from simplexity.rows import exp_, first_rows, is_number, log_total, per_row
 from simplexity.solvers.closed_form import project_to_simplex
 from simplexity.solvers.coverage_ascent import coverage_ascent
@@ -43,14 +44,16 @@ class MirrorAscent:
 
     def __post_init__(self) -> None:
         if self.geometry not in get_args(Geometry):
-            raise ValueError(f"mirror-ascent: geometry must be one of {', '.join(get_args(Geometry))}, got {self.geometry!r}")
+            raise ValueError(
+                f"mirror-ascent: geometry must be one of {', '.join(get_args(Geometry))}, got {self.geometry!r}"
+            )
         if self.steps is not None and not (is_number(self.steps) and self.steps >= 0):
             raise ValueError(f"mirror-ascent: steps must be a whole number >= 0, got {self.steps!r}")
         if self.steps is not None and self.tolerance is not None:
             raise ValueError("mirror-ascent: give steps (a fixed number) or tolerance (stop on the gap), not both")
         if isinstance(self.start, str) and self.start not in ("uniform", "reference"):
             raise ValueError(f"mirror-ascent: start must be uniform, reference or a tensor, got {self.start!r}")
-        if is_number(self.step) and not self.step > 0:  # pyright: ignore[reportOptionalOperand]
+        if is_number(self.step) and not self.step > 0:
             raise ValueError(f"mirror-ascent: step must be above 0, got {self.step!r}")
 
     def refuses(self, problem: Problem) -> str | None:
@@ -73,7 +76,7 @@ class MirrorAscent:
         tolerance = self.tolerance or (1e-10 if x.dtype == torch.float64 else 1e-5)
         climb = _Climb(problem, allowed, self.geometry)
         place = climb.place(self._first(problem, allowed, reads))
-        trial = None if step is not None else _first_trial(problem)
+        trial = _first_trial(problem)
         for _ in range(self.max_steps if self.steps is None else self.steps):
             q = climb.distribution(place)
             g = problem.gradient(q)
@@ -83,7 +86,7 @@ class MirrorAscent:
                     return q
             else:
                 done = None
-            if trial is None:
+            if step is not None:
                 moved = climb.move(place, g, step)
             else:
                 moved, trial = _backtrack(climb, place, q, g, trial, reads)
@@ -104,7 +107,13 @@ class MirrorAscent:
     def _unrolled(self, problem: Problem, step: float | Tensor | None) -> Tensor | None:
         """The same iterates by the shortcut for KL plus coverage, where it applies."""
         parts = entropic_coverage(problem.regulariser)
-        if not self.steps or parts is None or step is None or self.geometry != "entropic" or not _is(self.start, "reference"):
+        if (
+            not self.steps
+            or parts is None
+            or step is None
+            or self.geometry != "entropic"
+            or not _is(self.start, "reference")
+        ):
             return None
         contraction = step * problem.lam * parts[0]
         if bool((contraction > 1).any() if isinstance(contraction, Tensor) else contraction > 1):
@@ -161,7 +170,7 @@ class _Climb:
     def distribution(self, place: Tensor) -> Tensor:
         return exp_(place.clone()) if self.entropic else place
 
-    def move(self, place: Tensor, g: Tensor, step: float | Tensor | None) -> Tensor:
+    def move(self, place: Tensor, g: Tensor, step: float | Tensor) -> Tensor:
         raised = place + step * g
         if not self.entropic:
             return project_to_simplex(raised, self.allowed)

@@ -1,0 +1,52 @@
+"""The scalar function behind K-sample coverage, q -> 1 − (1−q)^K: its curvature, and its inverse beside an entropy."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from simplexity.rows import power
+
+Geometry = Literal["entropic", "euclidean"]
+
+
+def curvature(k: int | Tensor, geometry: Geometry = "entropic") -> float | Tensor:
+    """The largest curvature of −(1 − (1−q)^K) relative to the geometry's potential.
+
+    φ'' = K(K−1)(1−q)^{K−2}. Against 1/q, q·φ'' peaks at q = 1/(K−1): κ = K·((K−2)/(K−1))^{K−2}.
+
+    >>> curvature(2), round(curvature(8), 2)
+    (2.0, 3.17)
+    """
+    if geometry == "euclidean":
+        return k * (k - 1.0)
+    if isinstance(k, Tensor):
+        n = k.double()
+        return torch.where(n > 2, n * ((n - 2) / (n - 1).clamp_min(1)).pow(n - 2), torch.where(n > 1, 2.0, 0.0))
+    return float(k * ((k - 2) / (k - 1)) ** (k - 2)) if k > 2 else (2.0 if k == 2 else 0.0)
+
+
+def log_inverse(t: Tensor, gain: float | Tensor, k: int | Tensor, reads: bool = False) -> Tensor:
+    """y = log q with  y − gain·(1 − e^y)^{K−1} = t,  for t below 0 (q reaches 1 at t = 0).
+
+    Newton's method from the point of inflection, q = 1/(K−1), moved into the bracket
+    [t, min(0, t + gain)] that must hold y. Left of the inflection the function is convex and the
+    start lies above the root; right of it, concave and below: either way each step stops short of
+    the root and none can overshoot, so no safeguard is needed. Twelve steps reach float64 precision
+    for gains up to 1e6; `reads` allows to stop before that when all tokens have.
+    """
+    t = t.clamp(-1e9, 0.0)  # e^−1e9 is zero, and unlike −inf it can be subtracted from itself
+    above = (t + gain).clamp_max(0.0)
+    bend = -torch.log((k - 1.0) if isinstance(k, Tensor) else t.new_tensor(k - 1.0))
+    y = torch.minimum(torch.maximum(bend.to(t.dtype).expand_as(t), t), above)
+    for _ in range(12):
+        q = torch.exp(y)
+        short = (1.0 - q).clamp_min(0.0)
+        slope = power(short, k - 2) if isinstance(k, Tensor) or k >= 2 else torch.zeros_like(q)
+        residual = y - gain * power(short, k - 1) - t
+        better = y - residual / (1.0 + gain * (k - 1.0) * slope * q)
+        better = torch.minimum(torch.maximum(better, t), above)
+        if reads and bool((better == y).all()):
+            break
+        y = better
+    return y
