@@ -336,7 +336,6 @@ def test_a_token_wrongly_cut_by_a_sparse_decoder():
 
 def test_an_active_token_with_the_wrong_mass_shows():
     problem = Problem(torch.tensor([0.3, 0.2, -5.0], dtype=torch.float64), HalfSquare())
-    # s − q is −0.4 and 0.1, their mean under q −0.25
     certificate = certify(problem, torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64))
     g = [0.3 - 0.7, 0.2 - 0.1, -5.0 - 0.2]
     eta = 0.7 * g[0] + 0.1 * g[1] + 0.2 * g[2]

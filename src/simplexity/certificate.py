@@ -21,7 +21,7 @@ class Certificate:
     active_residual:    max |s − λ∇Ω(q) − η| over tokens with q > 0
     inactive_violation: max (s − λ∇Ω(q) − η)_+ over allowed tokens with q = 0
     mass_error:         |Σq − 1|
-    leak:               the mass outside the support
+    leak:               the mass outside the support, and any below zero
     """
 
     gap: Tensor
@@ -75,5 +75,5 @@ def certify(problem: Problem, q: Tensor) -> Certificate:
         active_residual=excess.abs().masked_fill(~active, 0.0).amax(-1),
         inactive_violation=excess.masked_fill(~allowed | active, 0.0).clamp_min(0.0).amax(-1),
         mass_error=(q.sum(-1) - 1).abs(),
-        leak=(q * ~allowed).abs().sum(-1),
+        leak=(q * ~allowed).abs().sum(-1) + (-q).clamp_min(0.0).sum(-1),
     )

@@ -46,7 +46,8 @@ def log_inverse(t: Tensor, gain: float | Tensor, k: int | Tensor, reads: bool = 
         residual = y - gain * power(short, k - 1) - t
         better = y - residual / (1.0 + gain * (k - 1.0) * slope * q)
         better = torch.minimum(torch.maximum(better, t), above)
-        if reads and bool((better == y).all()):
-            break
+        arrived = reads and bool(((better - y).abs() <= 1e-11 * (1.0 - y)).all())  # Newton doubles the digits
         y = better
+        if arrived:
+            break
     return y

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
 from simplexity.draw import Seeds, draw, mode
 from simplexity.parameters import Rule, rule_of
-from simplexity.problem import Problem, raise_for
+from simplexity.problem import Problem, raise_for, status_of
 from simplexity.rows import per_row, working_copy
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
@@ -161,39 +161,42 @@ class Decoder(ABC):
         return q, certify(problem, q)
 
     def _solution(self, scores: Tensor, context: Context | None, validate: bool) -> Solution:
-        problem, solver, unreachable = self._posed(scores, context, validate)
+        problem, solver, status = self._posed(scores, context, validate)
         solution = find_solution(problem, solver, validate)
-        if unreachable is None or solution.status is None:
+        if status is None or solution.status is None:
             return solution
-        status = torch.where(solution.status == 0, unreachable, solution.status)
-        return Solution(
-            solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), solution.columns, solution.size, status
-        )
+        status = torch.where(status == 0, solution.status, status)
+        return replace(solution, q=solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), status=status)
 
     def _posed(
         self, scores: Tensor, context: Context | None, validate: bool
     ) -> tuple[Problem, Solver | None, Tensor | None]:
-        """The problem of these scores and its solver, per-row parameters in columns, a target solved for."""
+        """The problem of these scores, its solver and, without validation, a status for each row."""
         scores = working_copy(scores)
         if context is not None:
             scores = context.restrict(scores)
-        decoder, unreachable = (
-            self._with(
-                {
-                    f.name: per_row(value, scores, f.name)
-                    for f in fields(self)
-                    if isinstance(value := getattr(self, f.name), Tensor)
-                }
-            ),
-            None,
+        status = None
+        if not validate:
+            status = status_of(scores)
+            scores = scores.masked_fill((status != 0).unsqueeze(-1), 0.0)  # solvable, and erased in the end
+        elif not bool(scores.amax(-1).isfinite().all()):
+            raise_for(status_of(scores))
+        decoder = self._with(
+            {
+                f.name: per_row(value, scores, f.name)
+                for f in fields(self)
+                if isinstance(value := getattr(self, f.name), Tensor)
+            }
         )
         if decoder.entropy is not None or decoder.effective_temperature is not None:
             temperature, unreachable = solve_temperature(decoder, scores, context, validate)
             decoder = decoder._with({"temperature": temperature, "entropy": None, "effective_temperature": None})
-            if validate:
+            if status is None:
                 raise_for(unreachable)
+            else:
+                status = torch.where(status == 0, unreachable, status)
         problem = decoder.problem(scores, context)
-        return problem, decoder.method(problem), unreachable
+        return problem, decoder.method(problem), status
 
     def _with(self, values: dict[str, Any]) -> Decoder:
         """A copy with other parameters, unchecked: a check would read per-row values on the host."""

@@ -92,10 +92,7 @@ class Problem:
         if best is None:
             scores = self.open_scores()
             best = scores.masked_fill(~self.support.mask(scores), -torch.inf).amax(-1, keepdim=True)
-        top = self.scores.amax(-1)  # NaN if any score is NaN, +inf if any is +inf: one read tells all
-        status = (best.squeeze(-1) == -torch.inf).to(torch.int8) * Status.FORBIDDEN
-        status = torch.where(top == torch.inf, Status.INFINITE, status)
-        return torch.where(top.isnan(), Status.NAN, status).to(torch.int8)
+        return status_of(self.scores, best)
 
     def check(self) -> None:
         """Raise a ValueError that names the first rows that cannot be solved."""
@@ -108,6 +105,17 @@ class Problem:
             raise ValueError(f"lam must be >= 0 in every row, but not in {first_rows(~(self.lam >= 0).squeeze(-1))}")
         self.support.check(self.scores)
         self.regulariser.check()
+
+
+def status_of(scores: Tensor, best: Tensor | None = None) -> Tensor:
+    """A `Status` for each row of scores, int8 `[...]`; `best` `[..., 1]` is the largest one inside a support.
+
+    The largest score tells all: it is NaN if any is, +inf if any is, −inf if all are.
+    """
+    top = scores.amax(-1)
+    status = ((top if best is None else best.squeeze(-1)) == -torch.inf).to(torch.int8) * Status.FORBIDDEN
+    status = torch.where(top == torch.inf, Status.INFINITE, status)
+    return torch.where(top.isnan(), Status.NAN, status).to(torch.int8)
 
 
 def raise_for(status: Tensor) -> None:

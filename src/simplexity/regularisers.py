@@ -28,6 +28,9 @@ class Regulariser(ABC):
     separable: bool = False
     """Ω(q) = Σ_v φ_v(q_v): unlocks the exact dual solver."""
 
+    columnwise: bool = False
+    """`take` gives the same Ω on some of the tokens: unlocks solving on the few columns that matter."""
+
     reach: float | Tensor = inf
     """φ'(1) − φ'(0): tokens further than λ·reach below the best score get exactly zero."""
 
@@ -66,7 +69,7 @@ class Regulariser(ABC):
         """Raise a ValueError where the parameters make no convex Ω. May read values."""
 
     def take(self, ids: Tensor) -> "Regulariser":
-        """The same Ω on the tokens `ids` `[..., n]` alone."""
+        """The same Ω on the tokens `ids` `[..., n]` alone; only asked for where `columnwise`."""
         return self
 
     def __add__(self, other: "Regulariser") -> "Regulariser":
@@ -88,6 +91,8 @@ class Regulariser(ABC):
 class Zero(Regulariser):
     """Ω = 0: nothing but the score counts."""
 
+    columnwise = True
+
     def value(self, q: Tensor) -> Tensor:
         return torch.zeros_like(q[..., 0])
 
@@ -106,7 +111,7 @@ class NegEntropy(Regulariser):
     tensor(-0.6931)
     """
 
-    separable = True
+    separable = columnwise = True
 
     def value(self, q: Tensor) -> Tensor:
         return torch.xlogy(q, q).sum(-1)
@@ -132,7 +137,7 @@ class KL(Regulariser):
     """
 
     log_reference: Tensor
-    separable = True
+    separable = columnwise = True
 
     @classmethod
     def to(cls, reference: Tensor) -> "KL":
@@ -174,7 +179,7 @@ class HalfSquare(Regulariser):
     tensor(0.2500)
     """
 
-    separable = True
+    separable = columnwise = True
     reach = 1.0
 
     def value(self, q: Tensor) -> Tensor:
@@ -199,7 +204,7 @@ class Tsallis(Regulariser):
     """
 
     alpha: float | Tensor
-    separable = True
+    separable = columnwise = True
 
     def __post_init__(self) -> None:
         if is_number(self.alpha) and not self.alpha > 1:
@@ -238,7 +243,7 @@ class Coverage(Regulariser):
 
     k: int | Tensor
     weights: float | Tensor = 1.0
-    separable = True
+    separable = columnwise = True
 
     def __post_init__(self) -> None:
         if is_number(self.k) and (self.k < 1 or self.k != int(self.k)):
@@ -278,6 +283,10 @@ class Sum(Regulariser):
         # some term must be strictly convex in every token, or φ' has no inverse
         strict = any(not isinstance(t, (Zero, Coverage)) for _, t in self.terms)
         return strict and all(t.separable for _, t in self.terms)
+
+    @property
+    def columnwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return all(t.columnwise for _, t in self.terms)
 
     def value(self, q: Tensor) -> Tensor:
         return torch.stack([_row(c) * term.value(q) for c, term in self.terms]).sum(0)

@@ -37,16 +37,18 @@ def per_row(parameter: "Real | float | Tensor", like: Tensor, name: str) -> "flo
     else:
         column = parameter.unsqueeze(-1)
     rows = like.shape[:-1]
-    try:
-        fits = column.ndim <= like.ndim and torch.broadcast_shapes(column.shape[:-1], rows) == rows
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not covers(column.shape[:-1], rows):
         raise ValueError(
             f"{name} must be a number or one value per row, shape {list(rows)} or {[*rows, 1]}, "
             f"got shape {list(parameter.shape)}"
         )
     return column.to(like.device, like.dtype) if column.is_floating_point() else column.to(like.device)
+
+
+def covers(shape: torch.Size, rows: torch.Size) -> bool:
+    """Whether a tensor with these leading dimensions holds one entry, or a shared one, for each row."""
+    pairs = zip(reversed(shape), reversed(rows), strict=False)
+    return len(shape) <= len(rows) and all(own in (1, there) for own, there in pairs)
 
 
 @cache

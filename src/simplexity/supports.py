@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from simplexity.narrow import Narrowed, narrow_to
-from simplexity.rows import exp_, is_number, per_row, total
+from simplexity.rows import covers, exp_, is_number, per_row, total
 
 
 class Support(ABC):
@@ -206,7 +206,7 @@ class Listed(Support):
         if bool(bad.any()):
             raise ValueError(f"{type(self).__name__}: token ids must be in [0, {size}), got {ids[bad][0].item()}")
         rows = scores.shape[:-1]
-        if ids.ndim > 1 and (ids.ndim != scores.ndim or torch.broadcast_shapes(ids.shape[:-1], rows) != rows):
+        if not covers(ids.shape[:-1], rows):
             raise ValueError(
                 f"{type(self).__name__}: ids must be [n] or one list per row of {list(rows)}, got {list(ids.shape)}"
             )

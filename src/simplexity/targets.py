@@ -27,7 +27,6 @@ def solve_temperature(
 ) -> tuple[Tensor, Tensor]:
     """(temperature `[..., 1]`, status `[...]`: UNREACHABLE where no temperature gives the target)."""
     x = scores - scores.amax(-1, keepdim=True)
-    x = torch.where(x.isfinite(), x, torch.where(x == -torch.inf, x, 0.0))  # rows refused elsewhere
     if decoder.entropy is not None:
         target = per_row(decoder.entropy, scores, "entropy")
         target = torch.as_tensor(target, dtype=torch.float64, device=x.device).expand_as(x[..., :1])

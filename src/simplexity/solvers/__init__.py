@@ -91,7 +91,8 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
     if validate:
         problem.check_parameters()
     scores = problem.open_scores()
-    columns = problem.support.narrow(scores) if reads else _masked(problem, scores)
+    narrows = reads and problem.regulariser.columnwise
+    columns = problem.support.narrow(scores) if narrows else _masked(problem, scores)
     best = columns.scores.amax(-1, keepdim=True)
     status = None
     if validate:
@@ -106,7 +107,7 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
         bad = (status != 0).unsqueeze(-1)
         columns = Narrowed(columns.scores.masked_fill(bad, 0.0), columns.ids)
     columns = Narrowed(columns.scores - best, columns.ids)
-    if reads:
+    if narrows:
         columns = _within_reach(problem, columns)
     q = _solve_open(problem, columns, chosen, reads)
     if status is not None:
@@ -128,7 +129,9 @@ def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
         return Narrowed(x.gather(-1, ids), ids).within(columns)
     if x.shape[-1] <= 4 * BLOCK or (isinstance(reach, float) and reach == inf):
         return columns
-    return narrow_to(torch.relu(x + problem.lam * reach), x).within(columns)
+    span = problem.lam * reach
+    span = span.clamp_min(1e-30) if isinstance(span, Tensor) else span  # λ = 0 in a row still keeps its best
+    return narrow_to(torch.relu(x + span), x).within(columns)
 
 
 def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool) -> Tensor:

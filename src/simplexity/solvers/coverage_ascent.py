@@ -31,7 +31,7 @@ def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tens
     drive = plus(w, reward, x) if isinstance(w, Tensor) else x + w * reward  # what a token outside the head climbs by
     best = argmax(x)
     anchor = log_r - log_r.gather(-1, best)
-    if not bool(x.amin() > -torch.inf):
+    if not bool((x.amin(-1) > -torch.inf).all()):
         anchor.masked_fill_(x == -torch.inf, -torch.inf)
     # The best token keeps log q_j + L_j >= 0 in these units, so that q_j <= exp(anchor + C_j·drive), at most
     # that of the first or the last step; S_j then differs from C_j by at most C_J·(K−1)·q.

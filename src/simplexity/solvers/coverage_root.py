@@ -15,10 +15,9 @@ from torch import Tensor
 from simplexity.coverage import log_inverse
 from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem
-from simplexity.roots import find_root
 from simplexity.rows import argmax, exp_, log_total, normalise_, plus, power, total
 
-NEWTON_STEPS = 12
+SWEEPS = 60  # bisection alone would do with that many; Newton needs about five
 
 
 class Head(NamedTuple):
@@ -55,52 +54,33 @@ def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor:
         columns.take(w.expand_as(a)).double() if isinstance(w, Tensor) else torch.full_like(columns.scores, w).double()
     )
     head = Head(columns.scores.double(), gain * strength, k, total(rest), low.double())
-    eta, q_head = newton(head) if reads else bracketed(head, reads)
+    eta, q_head = search(head, reads)
     q = rest.mul_(torch.exp(head.low - eta).to(a.dtype))
     return normalise_(columns.add_(q, q_head.to(a.dtype)))
 
 
-def newton(head: Head) -> tuple[Tensor, Tensor]:
-    """(η, q of the head) by Newton's method on η and log q together; bracketed in the rows where that fails.
+def search(head: Head, reads: bool) -> tuple[Tensor, Tensor]:
+    """(η, q of the head): Newton's method on log Σ q(η) = 0, with bisection wherever it leaves the bracket.
 
-    Linearised, log q moves by (r − δ)/D, r the residual of its equation and D its slope, and the mass by
-    Σ qr/D − δ·Σ q/D: one division gives the step δ of η. Quadratic, and right from the start when
-    coverage is weak; the residuals at the end tell whether it arrived.
+    From log q = a − η + g(1−q)^{K−1} follows d log q/dη = −1/D with D = 1 + g(K−1)q(1−q)^{K−2}, so the slope
+    of log Σ q is −Σ(q/D)/Σq. A row that has arrived stays, whatever its neighbours still need.
     """
     a, gain, k, rest, low = head
-    eta = head.high
-    y = (a + gain - eta).clamp_(-1e9, 0.0)
-    off = torch.zeros_like(eta)
-    for _ in range(NEWTON_STEPS):
-        q = torch.exp(y)
+    left, eta = low, torch.maximum(low, head.high)
+    right = eta
+    for _ in range(SWEEPS):
+        q = torch.exp(log_inverse(a - eta, gain, k, reads))
+        bend = (
+            gain * (k - 1.0) * q * power((1.0 - q).clamp_min_(0.0), (k - 2) if isinstance(k, Tensor) else max(k - 2, 0))
+        )
         outside = rest * torch.exp(low - eta)
-        short = (1.0 - q).clamp_min_(0.0)
-        pull = gain * power(short, k - 1)
-        residual = (a - eta).clamp_min_(-1e9) + pull - y
-        slope = 1.0 + (k - 1.0) * q * torch.where(short > 0, pull / short, 0.0)
-        share = q / slope
         mass = q.sum(-1, keepdim=True) + outside
-        off = torch.maximum((q * residual.abs()).amax(-1, keepdim=True), (mass - 1.0).abs())
-        if bool((off <= 1e-14).all()):
+        error = mass.log()
+        left, right = torch.where(error >= 0, eta, left), torch.where(error <= 0, eta, right)
+        better = eta + error * mass / ((q / (1.0 + bend)).sum(-1, keepdim=True) + outside)
+        better = torch.where((better >= left) & (better <= right), better, (left + right) / 2)
+        moving = (better - eta).abs() > 1e-13 * (1 + eta.abs())
+        if reads and not bool(moving.any()):
             break
-        delta = (mass - 1.0 + (share * residual).sum(-1, keepdim=True)) / (share.sum(-1, keepdim=True) + outside)
-        eta = eta + delta
-        y = (y + (residual - delta) / slope).clamp_(-1e9, 0.0)
-    lost = ~(off <= 1e-13)
-    if bool(lost.any()):
-        safe_eta, safe_q = bracketed(head, True)
-        return torch.where(lost, safe_eta, eta), torch.where(lost, safe_q, torch.exp(y))
-    return eta, torch.exp(y)
-
-
-def bracketed(head: Head, reads: bool) -> tuple[Tensor, Tensor]:
-    """(η, q of the head) by the root of the mass between its bounds, each token solved anew at every η."""
-
-    def at(eta: Tensor) -> Tensor:
-        return torch.exp(log_inverse(head.a - eta, head.gain, head.k, reads))
-
-    def excess(eta: Tensor) -> Tensor:
-        return torch.log(total(at(eta)) + head.rest * torch.exp(head.low - eta))
-
-    eta = find_root(excess, head.low, torch.maximum(head.low, head.high), reads)
-    return eta, at(eta)
+        eta = torch.where(moving, better, eta)
+    return eta, torch.exp(log_inverse(a - eta, gain, k, reads))

@@ -1,0 +1,113 @@
+"""From logits to a token on a CPU: each decoder beside the transformers chain, timed in turn in one run.
+
+    python benchmarks/cpu.py [--quick] [--out FILE.json]
+
+Every round times each contender once, so that a busy moment hits all of them; the table shows medians.
+"plain" is the chain temperature + softmax + multinomial, "own" the chain with the warper a decoder replaces.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+import simplexity
+from simplexity import decoder
+
+T = 0.8
+CHAINS: dict[str, list[Any]] = {"plain": [], "top-k": [TopKLogitsWarper(50)], "top-p": [TopPLogitsWarper(0.9)]}
+SPECS = {
+    "greedy": "plain",
+    f"softmax:temperature={T}": "plain",
+    f"top-k:temperature={T}": "top-k",
+    f"top-p:temperature={T}": "top-p",
+    "sparsemax": "plain",
+    "entmax": "plain",
+    "entmax:alpha=1.2": "plain",
+    f"kl:temperature={T}": "plain",
+    f"bok:temperature={T}": "plain",
+    f"bok:temperature={T},weights=top-m": "plain",
+    f"bok:temperature={T},solver=exact": "plain",
+    f"bok:temperature={T},solver=exact,weights=uniform": "plain",
+}
+
+
+def chain(warpers: list[Any]) -> Callable[[Tensor], Tensor]:
+    """What transformers' sampling does with a row of logits."""
+    first = TemperatureLogitsWarper(T)
+
+    def run(scores: Tensor) -> Tensor:
+        ids = torch.empty(0)
+        scores = first(ids, scores)  # pyright: ignore[reportArgumentType]
+        for warper in warpers:
+            scores = warper(ids, scores)
+        return torch.multinomial(torch.softmax(scores, -1), 1)
+
+    return run
+
+
+def logits(shape: str, batch: int, size: int) -> Tensor:
+    """Peaked: a head of a few hundred tokens above a broad floor, as models make them. Flat: standard normal."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, size, generator=g)
+    if shape == "flat":
+        return x
+    x = 2.5 * x - 12
+    head = torch.randint(0, size, (batch, 300), generator=g)
+    return x.scatter_add_(-1, head, 25 * torch.rand(batch, 300, generator=g).pow(3))
+
+
+def race(contenders: dict[str, Callable[[Tensor], Any]], scores: Tensor, rounds: int) -> dict[str, float]:
+    """Median µs of each contender."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(rounds + 2):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run(scores)
+            if i >= 2:
+                times[name].append(time.perf_counter() - start)
+    return {name: 1e6 * statistics.median(t) for name, t in times.items()}
+
+
+def main() -> None:
+    """Run the races and print a table for each size."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="fewer rounds, the smallest and largest size only")
+    options.add_argument("--out", type=Path, help="write the numbers as JSON")
+    arguments = options.parse_args()
+    contenders: dict[str, Callable[[Tensor], Any]] = {f"chain {name}": chain(w) for name, w in CHAINS.items()}
+    contenders |= {spec: decoder(spec).sample for spec in SPECS}
+    results = []
+    for shape in ("peaked", "flat"):
+        for size, batch in [(49_152, 1), (49_152, 16), (151_936, 1), (151_936, 16)]:
+            if arguments.quick and (size, batch) not in [(49_152, 1), (151_936, 16)]:
+                continue
+            rounds = (9 if batch > 1 else 41) if not arguments.quick else 5
+            us = race(contenders, logits(shape, batch, size), rounds)
+            results.append({"shape": shape, "vocabulary": size, "batch": batch, "us": us})
+            print(f"\n{shape} logits, V = {size:,}, batch {batch}, float32, {torch.get_num_threads()} threads")
+            print(f"{'':46}{'µs':>9}{'plain/it':>10}{'own/it':>9}")
+            for name, t in us.items():
+                own = SPECS.get(name, "plain")
+                print(f"{name:46}{t:9.0f}{us['chain plain'] / t:9.1f}x{us[f'chain {own}'] / t:8.1f}x")
+    if arguments.out:
+        about = {
+            "date": date.today().isoformat(),
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            "versions": {m.__name__: m.__version__ for m in (simplexity, torch, transformers)},
+        }
+        arguments.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

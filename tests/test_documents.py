@@ -1,0 +1,53 @@
+"""The code in the documents runs and prints what they say it prints."""
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if "```python" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_document(path):
+    from simplexity.decoding import REGISTRY
+
+    before = dict(REGISTRY)
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```(python|output)\n(.*?)```", path.read_text(), re.S)
+    assert blocks, f"{path.name} has no code to run"
+    printed = ""
+    try:
+        for kind, text in blocks:
+            if kind == "output":
+                assert printed.strip() == text.strip()
+                continue
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(text, path.name, "exec"), names)
+            printed = out.getvalue()
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(before)
+
+
+def test_the_demo_runs():
+    done = subprocess.run([sys.executable, ROOT / "examples" / "demo.py"], capture_output=True, text=True, check=True)
+    assert "sparsemax" in done.stdout
+    assert "bok" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_readme_lists_every_decoder_and_every_source_file():
+    from simplexity import decoders
+
+    readme = (ROOT / "README.md").read_text()
+    for name in decoders():
+        assert f"`{name}`" in readme
+    for path in (ROOT / "src" / "simplexity").iterdir():
+        if path.suffix == ".py" or (path.is_dir() and path.name[0] != "_" and path.name != "data"):
+            assert path.name in readme, f"the map of the source tree lacks {path.name}"

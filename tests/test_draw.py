@@ -1,0 +1,82 @@
+"""Draws: the right frequencies, reproducible, and a row's own business."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from simplexity import decoder, draw, mode
+from simplexity.draw import inverse_cdf, uniform
+
+
+@pytest.mark.parametrize("size", [3, 600, 1_000])  # within one block, several blocks, blocks with padding
+@pytest.mark.parametrize("seeded", [True, False])
+def test_frequencies(size, seeded):
+    n = 200_000
+    q = torch.softmax(torch.randn(size, generator=torch.Generator().manual_seed(4)), -1)
+    rows = q.expand(n, size) if size == 3 else None
+    if rows is not None:
+        tokens = draw(rows, seeds=torch.arange(n)) if seeded else draw(rows, torch.Generator().manual_seed(5))
+    else:
+        u = uniform(torch.arange(n)) if seeded else torch.rand(n, generator=torch.Generator().manual_seed(5)).double()
+        tokens = torch.cat([inverse_cdf(q.expand(len(part), size), part) for part in u.split(20_000)])
+    counts = torch.bincount(tokens, minlength=size).double()
+    expected = q.double() / q.double().sum() * n
+    assert chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_zero_probabilities_are_never_drawn_even_at_the_ends():
+    q = torch.zeros(4, 2_000)
+    q[0, 5], q[1, 0], q[2, 1999], q[3, 128] = 1e-30, 1.0, 0.3, 1.0
+    last = torch.tensor([0.0, 0.5, 1 - 2**-53])
+    for u in last:
+        assert inverse_cdf(q, u.expand(4).double()).tolist() == [5, 0, 1999, 128]
+
+
+def test_a_generator_reproduces():
+    scores = torch.randn(5, 300)
+    one, two = (decoder("softmax").sample(scores, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert (one == two).all()
+    assert decoder("softmax").sample(scores[0]).shape == ()
+
+
+@pytest.mark.parametrize("vary", ["seed", "step", "stream"])
+def test_uniforms_are_uniform_along_each_coordinate(vary):
+    n = torch.arange(100_000)
+    zero = torch.zeros_like(n)
+    if vary == "stream":
+        u = torch.stack([uniform(torch.tensor(9), 4, stream) for stream in range(20_000)])
+    else:
+        u = uniform(n, 3) if vary == "seed" else uniform(zero, n)
+    counts = torch.histc(u, 64, 0, 1)
+    assert chisquare(counts).pvalue > 1e-3
+    pairs = torch.histogramdd(torch.stack([u[:-1], u[1:]], -1), [8, 8], range=[0.0, 1.0, 0.0, 1.0]).hist
+    assert chisquare(pairs.flatten(), torch.full((64,), pairs.sum() / 64)).pvalue > 1e-3
+    assert (u >= 0).all()
+    assert (u < 1).all()
+
+
+def test_uniforms_are_fixed_for_good():
+    # SplitMix64 in plain Python; a change of these numbers changes every seeded text anyone has kept
+    def mix(x):
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+        return x ^ (x >> 31)
+
+    def expected(seed, step, stream=0):
+        golden = 0x9E3779B97F4A7C15
+        bits = mix((seed + golden) % 2**64)
+        bits = mix((bits + step * golden) % 2**64)
+        return (mix((bits + stream * golden) % 2**64) >> 11) / 2**53
+
+    pairs = [(0, 0), (1, 7), (-1, 2**40), (2**63 - 1, -(2**62)), (-(2**63), 3)]
+    seeds, steps = torch.tensor(pairs).T
+    assert uniform(seeds, steps).tolist() == [expected(*pair) for pair in pairs]
+    assert [uniform(torch.tensor(a), b).item() for a, b in pairs] == [expected(*pair) for pair in pairs]
+    assert uniform(torch.tensor(5), 6, stream=7).item() == expected(5, 6, 7)
+
+
+def test_mode_takes_the_lowest_id():
+    assert mode(torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.0, 0.5]])).tolist() == [1, 0]
+    wide = torch.zeros(1, 3_000)
+    wide[0, [777, 1500, 2999]] = 0.25
+    assert mode(wide).tolist() == [777]

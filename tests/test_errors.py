@@ -1,0 +1,199 @@
+"""Bad input gets a clear error that names the row or the parameter, and nothing is silently clamped."""
+
+import pytest
+import torch
+
+import simplexity as sx
+from simplexity import Context, HalfSquare, MirrorAscent, NegEntropy, Problem, Status, decoder, solve
+
+INF, NAN = float("inf"), float("nan")
+
+
+def bad(value: float) -> torch.Tensor:
+    scores = torch.zeros(3, 4)
+    scores[1] = value if value == -INF else scores[1]
+    if value != -INF:
+        scores[1, 2] = value
+    return scores
+
+
+@pytest.mark.parametrize("name", sx.decoders())
+@pytest.mark.parametrize(("value", "complaint"), [(NAN, "NaN"), (INF, r"\+inf"), (-INF, "allows no token")])
+def test_scores_that_cannot_be_solved_name_their_row(name, value, complaint):
+    for call in (decoder(name).distribution, decoder(name).sample, decoder(name).certify, decoder(name).describe):
+        with pytest.raises(ValueError, match=f"row 1 .*{complaint}"):
+            call(bad(value))
+
+
+@pytest.mark.parametrize("name", sx.decoders())
+@pytest.mark.parametrize(("value", "status"), [(NAN, Status.NAN), (INF, Status.INFINITE), (-INF, Status.FORBIDDEN)])
+def test_without_validation_there_is_a_status_and_the_other_rows_are_right(name, value, status):
+    d = decoder(name)
+    q, found = d.distribution(bad(value), validate=False)
+    assert found.tolist() == [0, status, 0]
+    assert (q[1] == 0).all()
+    torch.testing.assert_close(q[[0, 2]], d.distribution(torch.zeros(2, 4)))
+    tokens, found = d.sample(bad(value), validate=False, seeds=[1, 2, 3])
+    assert found.tolist() == [0, status, 0]
+    assert tokens[1] == -1
+    assert (tokens[[0, 2]] >= 0).all()
+
+
+def test_rows_of_a_batch_of_batches_are_named_in_full():
+    scores = torch.zeros(2, 2, 3)
+    scores[1, 0, 0] = scores[0, 1, 0] = NAN
+    with pytest.raises(ValueError, match=r"rows \(0, 1\), \(1, 0\) holds? a NaN"):
+        decoder("softmax").distribution(scores)
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("top-p:p=0", r"top-p: p must be in \(0, 1\], got 0"),
+        ("top-p:p=1.2", r"top-p: p must be in \(0, 1\], got 1.2"),
+        ("top-p:p=nan", "top-p: p must be in"),
+        ("top-p:p=much", "top-p: p must be in .* got 'much'"),
+        ("top-p:temperature_last=yes", "true or false, got 'yes'"),
+        ("top-k:k=0", "top-k: k must be a whole number >= 1, got 0"),
+        ("top-k:k=2.5", "top-k: k must be a whole number >= 1, got '2.5'"),
+        ("softmax:temperature=0", "softmax: temperature must be a number above 0, got 0.*use greedy"),
+        ("softmax:temperature=-1", "softmax: temperature must be"),
+        ("softmax:temperature=inf", "softmax: temperature must be"),
+        ("sparsemax:lam=-1", "sparsemax: lam must be a number >= 0, got -1"),
+        ("entmax:alpha=0.5", "entmax: alpha must be a number >= 1, got 0.5"),
+        ("bok:k=0", "bok: k must be"),
+        ("bok:beta=-1", "bok: beta must be"),
+        ("bok:lam=-0.1", "bok: lam must be"),
+        ("bok:weights=best", "bok: weights must be one of probs, top-m, rank, uniform or a callable, got 'best'"),
+        ("bok:solver=newton", "bok: solver must be one of mirror, exact"),
+        ("bok:step=30", r"bok: step·lam must be below 2, got 3"),
+        ("bok:step=0", "bok: step must be a number above 0"),
+        ("topp", "unknown decoder 'topp', did you mean 'top-p'"),
+        ("", "unknown decoder ''"),
+        ("top-p:q=0.9", "top-p: unknown parameter 'q'.*p, temperature, temperature_last"),
+        ("top-p:temprature=1", "did you mean 'temperature'"),
+        ("top-p:p", "expected name:parameter=value"),
+        ("top-p:p=0.5,p=0.6", "p is given twice"),
+        ("greedy:entropy=1", "greedy: unknown parameter 'entropy'"),
+        ("softmax:entropy=0", "softmax: entropy must be"),
+        ("softmax:entropy=1,temperature=2", "give one of temperature, entropy"),
+        ("softmax:entropy=1,effective_temperature=2", "give one of temperature, entropy"),
+    ],
+)
+def test_specs(spec, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        decoder(spec)
+
+
+def test_other_specs():
+    with pytest.raises(ValueError, match="a decoder is a spec such as"):
+        decoder(7)  # pyright: ignore
+    with pytest.raises(ValueError, match="a decoder is a spec such as"):
+        decoder({"name": "top-p"})
+    with pytest.raises(ValueError, match="must be a whole number"):
+        decoder({"decoder": "top-k", "k": True})
+    with pytest.raises(ValueError, match="function and cannot be written"):
+        decoder({"decoder": "bok", "weights": torch.sigmoid}).to_json()
+
+
+def test_scores_of_the_wrong_kind():
+    for scores, complaint in [
+        (torch.zeros(3, dtype=torch.int64), "floating point"),
+        (torch.tensor(1.0), r"\[..., V\]"),
+        (torch.zeros(2, 0), "V >= 1"),
+        ([1.0, 2.0], "torch.Tensor"),
+    ]:
+        with pytest.raises(ValueError, match=complaint):
+            decoder("softmax").distribution(scores)
+
+
+def test_parameters_per_row():
+    with pytest.raises(ValueError, match=r"temperature must be a number or one value per row, shape \[3\]"):
+        decoder({"decoder": "softmax", "temperature": torch.ones(2)}).distribution(torch.zeros(3, 4))
+    with pytest.raises(
+        ValueError, match="softmax: temperature must be a number above 0, got a tensor with values from 0"
+    ):
+        decoder({"decoder": "softmax", "temperature": torch.tensor([1.0, 0.0])})
+    with pytest.raises(ValueError, match="lam must be >= 0 in every row, but not in row 1"):
+        solve(Problem(torch.zeros(2, 3), NegEntropy(), lam=torch.tensor([1.0, -1.0])))
+    with pytest.raises(ValueError, match="lam must be a number >= 0"):
+        Problem(torch.zeros(2, 3), NegEntropy(), lam=-1.0)
+
+
+def test_supports():
+    scores = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="TopK: k must be"):
+        sx.TopK(0)
+    with pytest.raises(ValueError, match="TopP: p must be"):
+        sx.TopP(0.0)
+    with pytest.raises(ValueError, match=r"Allowed: token ids must be in \[0, 4\), got 4"):
+        solve(Problem(scores, NegEntropy(), support=sx.Allowed([1, 4])))
+    with pytest.raises(ValueError, match="one list per row"):
+        solve(Problem(scores, NegEntropy(), support=sx.Banned([[1], [2], [3]])))
+    with pytest.raises(ValueError, match="row 1 allows no token"):
+        solve(Problem(scores, NegEntropy(), support=sx.Banned([[0], [0, 1, 2, 3]])))
+    with pytest.raises(ValueError, match="support must be a Support"):
+        Problem(scores, NegEntropy(), support=50)  # pyright: ignore
+
+
+def test_regularisers():
+    with pytest.raises(ValueError, match="object with value"):
+        Problem(torch.zeros(3), "entropy")  # pyright: ignore
+    with pytest.raises(ValueError, match="multiplied by a number >= 0"):
+        -1.0 * NegEntropy()
+    with pytest.raises(ValueError, match="alpha must be above 1"):
+        sx.Tsallis(1.0)
+    with pytest.raises(ValueError, match="weights must be >= 0, but not in row 0"):
+        solve(Problem(torch.zeros(1, 2), NegEntropy() + sx.Coverage(2, torch.tensor([[1.0, -1.0]]))))
+    with pytest.raises(ValueError, match="reference distribution holds NaN"):
+        solve(Problem(torch.zeros(1, 2), sx.KL(torch.tensor([[NAN, 0.0]]))))
+
+
+def test_a_solver_that_cannot_says_why_and_which_can():
+    class Spread:
+        def value(self, q):
+            return (q - q.mean(-1, keepdim=True)).square().sum(-1)
+
+    problem = Problem(torch.zeros(3), Spread())  # pyright: ignore
+    with pytest.raises(ValueError, match=r"closed-form cannot .* closed form. These can: mirror-ascent"):
+        solve(problem, "closed-form")
+    with pytest.raises(ValueError, match=r"dual-root cannot .* not separable.* These can: mirror-ascent"):
+        solve(problem, "dual-root")
+    with pytest.raises(ValueError, match=r"dual-root cannot .* vertex.* These can: closed-form"):
+        solve(Problem(torch.zeros(3), HalfSquare(), lam=0.0), "dual-root")
+    with pytest.raises(ValueError, match=r"unknown solver 'simplex': choose from closed-form"):
+        solve(problem, "simplex")
+    with pytest.raises(ValueError, match=r"start='reference' needs"):
+        solve(problem, MirrorAscent(start="reference"))
+    for wrong in (
+        {"geometry": "hyperbolic"},
+        {"steps": -1},
+        {"step": 0.0},
+        {"steps": 3, "tolerance": 1e-3},
+        {"start": "x"},
+    ):
+        with pytest.raises(ValueError, match=r"mirror-ascent: "):
+            MirrorAscent(**wrong)
+    with pytest.raises(ValueError, match=r"start has no mass on the support in row 0"):
+        solve(Problem(torch.zeros(1, 2), NegEntropy()), MirrorAscent(start=torch.zeros(1, 2)))
+
+
+def test_an_ascent_that_does_not_arrive_warns():
+    problem = Problem(torch.randn(2, 9).double(), NegEntropy())
+    with pytest.warns(RuntimeWarning, match=r"stopped after 2 steps with a gap of .* in rows 0, 1"):
+        solve(problem, MirrorAscent(step=0.1, max_steps=2, tolerance=1e-9))
+
+
+def test_draws_and_contexts():
+    with pytest.raises(ValueError, match=r"one entry per row, shape \[2\], got \[3\]"):
+        decoder("softmax").sample(torch.zeros(2, 4), seeds=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"whole numbers"):
+        decoder("softmax").sample(torch.zeros(2, 4), seeds=torch.ones(2))
+    with pytest.raises(ValueError, match=r"row 1 of q has no mass"):
+        sx.draw(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    with pytest.raises(ValueError, match=r"context.mask must be bool"):
+        decoder("softmax").distribution(torch.zeros(2, 4), Context(mask=torch.ones(2, 4)))
+    with pytest.raises(ValueError, match="row 0 allows no token"):
+        decoder("softmax").distribution(torch.zeros(1, 4), Context(mask=torch.zeros(1, 4, dtype=torch.bool)))
+    with pytest.raises(ValueError, match="q must have the shape of the scores"):
+        sx.certify(Problem(torch.zeros(2, 4), NegEntropy()), torch.ones(4) / 4)

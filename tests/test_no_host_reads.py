@@ -1,0 +1,58 @@
+"""`validate=False` must never look at a value: on a GPU each look stalls the stream, and a graph cannot be captured."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simplexity import Allowed, Banned, Context, NegEntropy, Problem, Then, TopK, TopP, decoder, solve
+from test_contract import SPECS
+
+# Operators whose result, or whose shape of result, is only known by looking at the data.
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount", "is_nonzero", "equal", "index.Tensor")
+
+
+class NoReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        looked = any(read in name for read in READS)
+        if looked and not (
+            "index.Tensor" in name and not any(i is not None and i.dtype == torch.bool for i in args[1])
+        ):
+            raise AssertionError(f"{name} reads values on the host")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "softmax:entropy=1.5", "bok:effective_temperature=0.15"])
+def test_decoders(spec):
+    scores, d = torch.randn(4, 700), decoder(spec)
+    with NoReads():
+        d.distribution(scores, validate=False)
+        d.sample(scores, seeds=torch.arange(4), step=3, validate=False)
+        d.sample(scores, seeds=torch.arange(4), step=torch.arange(4), validate=False)
+        d.mode(scores, validate=False, context=Context(mask=torch.ones(4, 700, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("name", ["top-k", "top-p", "bok", "entmax", "sparsemax", "kl"])
+def test_parameters_per_row(name):
+    rows = {"top-k": {"k": torch.tensor([1, 2, 3, 800])}, "top-p": {"p": torch.tensor([0.1, 0.5, 0.9, 1.0])}}
+    lam = {"lam": torch.tensor([0.0, 0.1, 0.5, 1.0])}
+    d = decoder({"decoder": name, **rows.get(name, lam)})
+    scores = torch.randn(4, 700)
+    with NoReads():
+        q, status = d.distribution(scores, validate=False)
+    assert (status == 0).all()
+    torch.testing.assert_close(q, d.distribution(scores), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "support", [Allowed(torch.tensor([[1], [2], [3], [4]])), Then(TopK(9), TopP(0.5)), Banned([0])]
+)
+def test_supports(support):
+    problem = Problem(torch.randn(4, 700), NegEntropy(), support=support)
+    with NoReads():
+        solve(problem, validate=False)
+
+
+def test_the_guard_itself_notices():
+    with pytest.raises(AssertionError, match="reads values"), NoReads():
+        decoder("softmax").distribution(torch.randn(4, 700))
