@@ -40,7 +40,8 @@ def real_row() -> None:
         shown = "".join(f"{q[i]:8.3f}" if q[i] > 0 else f"{'·':>8}" for i in top)
         print(f"{spec:24}{shown}{report.support_size:8d}{report.effective_temperature:7.2f}")
     print("\nτ is the effective temperature: that of the plain softmax with the same entropy.")
-    print("bok at the paper's settings is close to one at τ = 0.2; `solver=exact` is the true optimum.")
+    print("At the paper's settings bok is close to a softmax at τ = 0.2;")
+    print("solver=exact is the optimum of its objective.")
 
 
 if __name__ == "__main__":

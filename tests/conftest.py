@@ -2,6 +2,10 @@ import pytest
 import torch
 
 
+# two workers on two cores: threads inside each would only wait for one another
+torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

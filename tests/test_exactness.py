@@ -354,7 +354,7 @@ def test_best_of_k_exact(kind, weights, scores):
     fixed = {"solver": "exact", "weights": weights, "scores": scores, "m": 3}
     check(
         "bok",
-        rows(kind, 7, 9),
+        rows(kind, 7, 6),
         lambda s, **setting: best_of_k(s, weights=weights, scores=scores, m=3, **setting),
         fixed,
         k=[2, 3, 8, 64, 5, 16, 2],
@@ -469,7 +469,7 @@ def test_long_rows():
 
 
 def test_long_rows_of_best_of_k():
-    s = rows("plain", 1, 300)
+    s = rows("plain", 1, 200)
     check("bok", s, best_of_k, {"solver": "exact"}, k=[8], beta=[2.0], lam=[0.4])
 
 
@@ -487,7 +487,7 @@ SUPPORTS = {
     "top-p": TopP(0.8),
     "allowed": Allowed([1, 2, 3, 5, 7]),
 }
-FIXED = MirrorAscent(steps=1500)
+FIXED = MirrorAscent(steps=1000)
 EUCLIDEAN = MirrorAscent(steps=300, geometry="euclidean")
 
 
@@ -786,10 +786,10 @@ def test_coverage_alone_where_it_is_linear():
 
 def test_coverage_alone_with_tokens_worth_nothing():
     # token 2 has no weight and the best score: it takes what the covered ones, 0 and 1, leave over
-    s = torch.tensor([[1.5, -0.3, 2.8, 0.6], [0.4, 0.8, 1.0, -0.4]], dtype=DTYPE)
+    s = torch.tensor([[1.5, -0.3, 2.8, 0.6]], dtype=DTYPE)
     problem = Problem(s, Coverage(4, torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=DTYPE)))
     # 4(1−q)³ = s_2 − s_v where covering is worth more than the difference of scores
     covered = (1 - ((s[:, 2:3] - s[:, :2]) / 4).pow(1 / 3)).clamp_min(0)
-    expected = torch.cat([covered, 1 - covered.sum(-1, keepdim=True), torch.zeros(2, 1, dtype=DTYPE)], -1)
+    expected = torch.cat([covered, 1 - covered.sum(-1, keepdim=True), torch.zeros(1, 1, dtype=DTYPE)], -1)
     agree(solve(problem), expected.tolist(), 1e-6)
     assert bool(certify(problem, solve(problem)).holds(1e-9).all())

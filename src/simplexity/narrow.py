@@ -24,7 +24,7 @@ class Narrowed:
 
     def take(self, x: Tensor) -> Tensor:
         """The narrowed columns of another `[..., V]`."""
-        return x if self.ids is None else x.gather(-1, self.ids)
+        return x if self.ids is None else x.expand(*self.ids.shape[:-1], x.shape[-1]).gather(-1, self.ids)
 
     def drop_(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """Another `[..., V]` with the narrowed columns filled, in place."""

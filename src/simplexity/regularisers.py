@@ -6,14 +6,13 @@ one that is separable, Ω(q) = Σ_v φ_v(q_v), can be inverted token by token an
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from simplexity.coverage import Geometry, curvature, log_inverse
-from simplexity.roots import find_root
 from simplexity.rows import first_rows, is_number, power, tiny
 
 HUGE = 1e38
@@ -27,6 +26,9 @@ class Regulariser(ABC):
 
     separable: bool = False
     """Ω(q) = Σ_v φ_v(q_v): unlocks the exact dual solver."""
+
+    strict: bool = True
+    """Strictly convex in every token, so that φ' has an inverse."""
 
     columnwise: bool = False
     """`take` gives the same Ω on some of the tokens: unlocks solving on the few columns that matter."""
@@ -48,14 +50,12 @@ class Regulariser(ABC):
             (slope,) = torch.autograd.grad(self.value(point).sum(), point)
         return slope
 
-    def inverse_grad(self, x: Tensor) -> Tensor:
-        """q in [0, 1] with φ'(q) = x, token by token; 0 where x is below φ'(0), 1 where it is above φ'(1).
+    def inverse_grad(self, x: Tensor) -> Tensor | None:
+        """q in [0, 1] with φ'(q) = x, token by token; None where the solver must search for it.
 
-        Found by bracketing in log q, which keeps relative precision down to the smallest numbers.
+        0 where x is below φ'(0); anything from 1 up where x is above φ'(1).
         """
-        low, high = torch.full_like(x, log(tiny(x.dtype))), torch.zeros_like(x)
-        q = torch.exp(find_root(lambda y: x - self.grad(torch.exp(y)), low, high))
-        return q.masked_fill(x <= self.grad(torch.exp(low)), 0.0).masked_fill_(x == -inf, 0.0)
+        return None
 
     def smoothness(self, geometry: Geometry) -> float | Tensor | None:
         """L such that L·ψ − Ω is convex, ψ the geometry's potential; None when no such L is known."""
@@ -73,16 +73,14 @@ class Regulariser(ABC):
         return self
 
     def __add__(self, other: "Regulariser") -> "Regulariser":
-        return Sum((*_terms(self), *_terms(as_regulariser(other))))
+        return _sum((*_terms(self), *_terms(as_regulariser(other))))
 
     def __mul__(self, factor: float | Tensor) -> "Regulariser":
-        if is_number(factor) and not factor >= 0:
-            raise ValueError(
-                f"a regulariser can only be multiplied by a number >= 0 (else Ω is not convex), got {factor}"
-            )
-        if not is_number(factor) and not isinstance(factor, Tensor):
-            raise ValueError(f"a regulariser can be multiplied by a number or a tensor, got {type(factor).__name__}")
-        return Sum(tuple((factor * c, term) for c, term in _terms(self)))
+        if isinstance(factor, Tensor):
+            _check_column(factor, "the factor of a regulariser")
+        elif not is_number(factor) or not factor >= 0:
+            raise ValueError(f"a regulariser is multiplied by a number >= 0 (else Ω is not convex), got {factor!r}")
+        return _sum(tuple((factor * c, term) for c, term in _terms(self)))
 
     __rmul__ = __mul__
 
@@ -207,7 +205,9 @@ class Tsallis(Regulariser):
     separable = columnwise = True
 
     def __post_init__(self) -> None:
-        if is_number(self.alpha) and not self.alpha > 1:
+        if isinstance(self.alpha, Tensor):
+            _check_column(self.alpha, "Tsallis: alpha")
+        elif not self.alpha > 1:
             raise ValueError(f"Tsallis: alpha must be above 1, got {self.alpha} (alpha = 1 is NegEntropy)")
 
     @property
@@ -245,8 +245,15 @@ class Coverage(Regulariser):
     weights: float | Tensor = 1.0
     separable = columnwise = True
 
+    @property
+    def strict(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # linear where K = 1 or w = 0, and per-token weights may hold a zero
+        return is_number(self.k) and self.k > 1 and is_number(self.weights) and self.weights > 0
+
     def __post_init__(self) -> None:
-        if is_number(self.k) and (self.k < 1 or self.k != int(self.k)):
+        if isinstance(self.k, Tensor):
+            _check_column(self.k, "Coverage: k")
+        elif self.k < 1 or self.k != int(self.k):
             raise ValueError(f"Coverage: k must be a whole number >= 1, got {self.k}")
 
     def value(self, q: Tensor) -> Tensor:
@@ -280,9 +287,11 @@ class Sum(Regulariser):
 
     @property
     def separable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        # some term must be strictly convex in every token, or φ' has no inverse
-        strict = any(not isinstance(t, (Zero, Coverage)) for _, t in self.terms)
-        return strict and all(t.separable for _, t in self.terms)
+        return all(t.separable for _, t in self.terms)
+
+    @property
+    def strict(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return any(t.strict for _, t in self.terms)
 
     @property
     def columnwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -297,10 +306,10 @@ class Sum(Regulariser):
             slope = slope + c * term.grad(q)
         return slope
 
-    def inverse_grad(self, x: Tensor) -> Tensor:
+    def inverse_grad(self, x: Tensor) -> Tensor | None:
         parts = entropic_coverage(self)
         if parts is None:
-            return super().inverse_grad(x)
+            return None
         c, log_r, factor, cover = parts
         return log_inverse(x / c + log_r - 1.0, cover.weights * (factor * cover.k / c), cover.k).exp_()
 
@@ -366,8 +375,8 @@ class Adapted(Regulariser):
     def grad(self, q: Tensor) -> Tensor:
         return self.own.grad(q) if hasattr(self.own, "grad") else super().grad(q)
 
-    def inverse_grad(self, x: Tensor) -> Tensor:
-        return self.own.inverse_grad(x) if hasattr(self.own, "inverse_grad") else super().inverse_grad(x)
+    def inverse_grad(self, x: Tensor) -> Tensor | None:
+        return self.own.inverse_grad(x) if hasattr(self.own, "inverse_grad") else None
 
 
 def as_regulariser(omega: Any) -> Regulariser:
@@ -377,6 +386,19 @@ def as_regulariser(omega: Any) -> Regulariser:
     if callable(getattr(omega, "value", None)) and not isinstance(omega, (Tensor, type)):
         return Adapted(omega)
     raise ValueError(f"a regulariser is an object with value(q), got {omega!r}")
+
+
+def _sum(terms: tuple[tuple[float | Tensor, Regulariser], ...]) -> Regulariser:
+    """The sum of the terms that count."""
+    kept = tuple((c, t) for c, t in terms if not isinstance(t, Zero) and not (is_number(c) and c == 0))
+    if not kept:
+        return Zero()
+    return kept[0][1] if len(kept) == 1 and is_number(kept[0][0]) and kept[0][0] == 1 else Sum(kept)
+
+
+def _check_column(value: Tensor, name: str) -> None:
+    if value.ndim and value.shape[-1] != 1:
+        raise ValueError(f"{name} must be a number or a column [..., 1], one per row, got shape {list(value.shape)}")
 
 
 def _terms(regulariser: Regulariser) -> tuple[tuple[float | Tensor, Regulariser], ...]:

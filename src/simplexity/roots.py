@@ -17,8 +17,8 @@ def find_root(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reads: b
     whose bracket is down to rounding error stays as it is, so its value does not depend on its
     neighbours. `reads=False` runs the worst-case number of sweeps and never looks at a value.
 
-    >>> find_root(lambda x: 2 - x * x, torch.tensor([0.0]).double(), torch.tensor([2.0]).double()).item()
-    1.4142135623730951
+    >>> find_root(lambda x: 2 - x * x, torch.tensor([0.0]), torch.tensor([2.0]))
+    tensor([1.4142])
     """
     eps = torch.finfo(low.dtype).eps
     scale = torch.maximum(low.abs(), high.abs()).clamp_min(torch.finfo(low.dtype).tiny)

@@ -162,7 +162,7 @@ def _wide_nucleus(e: Tensor, needed: Tensor, scores: Tensor) -> Narrowed:
     offset = torch.arange(len(flat), dtype=torch.int32, device=flat.device).unsqueeze(-1) * (BINS + 1)
     mass = torch.bincount((bins + offset).view(-1), e.view(-1).double(), len(flat) * (BINS + 1)).view(-1, BINS + 1)
     ends = mass.cumsum(-1)
-    crossing = torch.searchsorted(ends, needed).clamp_max_(BINS)
+    crossing = torch.searchsorted(ends, torch.minimum(needed, ends[:, -1:]))  # the last bin with mass, at the latest
     left = needed - (ends - mass).gather(-1, crossing)
     split = bins == crossing.to(torch.int32)
     few = narrow_to(split.to(torch.int8), flat)

@@ -24,8 +24,8 @@ def decoders() -> dict[str, type[Decoder]]:
 def decoder(spec: "str | dict[str, Any] | Decoder") -> Decoder:
     """The decoder a spec describes: text, the data of `to_json`, or a decoder itself.
 
-    >>> decoder("top-p:p=0.9,temperature=0.7")
-    TopP(p=0.9, temperature=0.7)
+    >>> decoder("top-p:p=0.7,temperature=0.5").distribution(torch.tensor([3.0, 2.0, 0.0]))
+    tensor([1., 0., 0.])
     >>> str(decoder({"decoder": "top-k", "k": 5}))
     'top-k:k=5'
     """
@@ -35,10 +35,16 @@ def decoder(spec: "str | dict[str, Any] | Decoder") -> Decoder:
         name, values = specs.parse(spec)
     elif isinstance(spec, dict) and isinstance(spec.get("decoder"), str):
         name, values = spec["decoder"], {k: v for k, v in spec.items() if k != "decoder"}
-        values = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in values.items()}
+        values = {k: _column(v) if isinstance(v, list) else v for k, v in values.items()}
     else:
         raise ValueError(f"a decoder is a spec such as 'top-p:p=0.9' or {{'decoder': 'top-p', 'p': 0.9}}, got {spec!r}")
     known = REGISTRY if name in REGISTRY else decoders()
     if name not in known:
         raise ValueError(f"unknown decoder {name!r}{specs.nearest(name, sorted(known))}")
     return specs.build(known[name], values)
+
+
+def _column(values: "list[Any]") -> torch.Tensor:
+    """One value per row; numbers with a point in float64, so that none is rounded on the way."""
+    column = torch.tensor(values)
+    return torch.tensor(values, dtype=torch.float64) if column.is_floating_point() else column

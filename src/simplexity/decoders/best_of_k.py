@@ -72,7 +72,8 @@ class BestOfK(Decoder, name="bok"):
         if plain and self.lam * (1 + self.beta * curvature(self.k)) <= 1:  # max(w) <= 1 for the weights with a name
             return 1.0
         smoothness = problem.regulariser.smoothness("entropic")
-        steepness = torch.as_tensor(problem.lam * smoothness, device=problem.scores.device)  # pyright: ignore[reportOperatorIssue]
+        assert smoothness is not None  # KL and coverage both know theirs
+        steepness = torch.as_tensor(problem.lam * smoothness, dtype=torch.float64, device=problem.scores.device)
         return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)
 
     def token_weights(self, scores: Tensor, p: Tensor) -> float | Tensor:

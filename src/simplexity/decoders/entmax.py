@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from simplexity.context import Context
@@ -17,9 +18,11 @@ class Entmax(Decoder, name="entmax"):
 
     objective = "max <q,s> − lam·Σ (q^alpha − q)/(alpha(alpha−1))"
 
-    alpha: float = parameter(1.5, "1 is softmax, 2 is sparsemax, above is sparser still", at_least=1)
+    alpha: float | Tensor = parameter(1.5, "1 is softmax, 2 is sparsemax, above is sparser still", at_least=1)
     lam: float | Tensor = parameter(1.0, "strength: larger spreads wider", at_least=0)
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
-        omega = NegEntropy() if not isinstance(self.alpha, Tensor) and self.alpha == 1 else Tsallis(self.alpha)
-        return Problem(scores, omega, lam=self.lam)
+        if not isinstance(self.alpha, Tensor):
+            return Problem(scores, NegEntropy() if self.alpha == 1 else Tsallis(self.alpha), lam=self.lam)
+        # a row with alpha = 1 in a mixed batch: closer to softmax than the arithmetic can tell
+        return Problem(scores, Tsallis(self.alpha.clamp_min(1 + 1e-9).to(torch.float64)), lam=self.lam)

@@ -107,7 +107,7 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
         bad = (status != 0).unsqueeze(-1)
         columns = Narrowed(columns.scores.masked_fill(bad, 0.0), columns.ids)
     columns = Narrowed(columns.scores - best, columns.ids)
-    if narrows:
+    if narrows and not isinstance(chosen, MirrorAscent):
         columns = _within_reach(problem, columns)
     q = _solve_open(problem, columns, chosen, reads)
     if status is not None:
@@ -130,7 +130,8 @@ def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
     if x.shape[-1] <= 4 * BLOCK or (isinstance(reach, float) and reach == inf):
         return columns
     span = problem.lam * reach
-    span = span.clamp_min(1e-30) if isinstance(span, Tensor) else span  # λ = 0 in a row still keeps its best
+    if isinstance(span, Tensor):  # rows with λ = 0 keep their best; 0·inf is theirs too
+        span = span.nan_to_num(0.0, posinf=inf).clamp_min(1e-30)
     return narrow_to(torch.relu(x + span), x).within(columns)
 
 
@@ -138,7 +139,7 @@ def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool
     omega = problem.regulariser if columns.ids is None else problem.regulariser.take(columns.ids)
     solver = solver.on(columns) if isinstance(solver, MirrorAscent) else solver
     opened = replace(problem, scores=columns.scores, regulariser=omega, support=Everything())
-    if not isinstance(problem.lam, Tensor) or is_greedy(problem):
+    if not isinstance(problem.lam, Tensor) or is_greedy(problem) or isinstance(solver, MirrorAscent):
         return solver(opened, reads)
     # rows with λ = 0 are solved with some other λ, to keep their arithmetic finite, then replaced
     greedy = problem.lam == 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from simplexity.problem import Problem
 from simplexity.regularisers import HalfSquare, Regulariser, Sum, Tsallis, Zero, entropic
-from simplexity.rows import divide, exp_, is_number, normalise_, one_hot_argmax, plus, softmax_
+from simplexity.rows import divide, exp_, is_number, normalise_, one_hot_argmax, softmax_
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClosedForm:
         if (parts := entropic(problem.regulariser)) is not None:
             weight, log_r = parts
             if isinstance(log_r, Tensor):
-                return softmax_(plus(x, 1.0 / (lam * weight), log_r))
+                return softmax_(torch.div(x, lam * weight).add_(log_r))
             return normalise_(exp_(x / (lam * weight)))  # max x is 0
         form = power_form(problem.regulariser)
         assert form is not None

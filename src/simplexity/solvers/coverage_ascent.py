@@ -24,6 +24,7 @@ def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tens
     `parts` as `entropic_coverage` gives them. Reads values.
     """
     c, log_r, factor, cover = parts
+    log_r = log_r.expand_as(problem.scores)
     x, k, w, rho = problem.scores, cover.k, cover.weights, 1.0 - step * problem.lam * c
     climb: float | Tensor = 0.0
     climbs = [climb] + [climb := rho * climb + step for _ in range(steps)]  # C_0 … C_J

@@ -43,11 +43,14 @@ def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor:
     # Coverage only adds, so η >= low and q <= ceiling. The implicit term differs from g by at most
     # g(K−1)q: where that is below eps, log q does not feel it, and q = ceiling·e^(low − η).
     low = log_total(a)
-    ceiling = exp_((plus(w, strength, a) if isinstance(w, Tensor) else a + w * strength).sub_(low).clamp_max_(0.0))
+    exponent = (plus(w, strength, a) if isinstance(w, Tensor) else a + w * strength).sub_(low)
     if reads:
+        kept = (exponent + 1e-3).relu_()  # what may exceed the ceiling of 1 belongs to the head
+        ceiling = exp_(exponent.clamp_max_(0.0))
         felt = (ceiling * w).mul_(strength * (k - 1.0)).sub_(torch.finfo(a.dtype).eps).relu_()
-        columns = narrow_to(felt.scatter_(-1, argmax(ceiling), 1.0), a)  # a head is never empty
+        columns = narrow_to(felt.add_(kept).scatter_(-1, argmax(ceiling), 1.0), a)  # and a head is never empty
     else:
+        ceiling = exp_(exponent.clamp_max_(0.0))
         columns = Narrowed(a)
     rest = columns.drop_(ceiling)
     gain = (
@@ -79,7 +82,7 @@ def search(head: Head, reads: bool) -> tuple[Tensor, Tensor]:
         left, right = torch.where(error >= 0, eta, left), torch.where(error <= 0, eta, right)
         better = eta + error * mass / ((q / (1.0 + bend)).sum(-1, keepdim=True) + outside)
         better = torch.where((better >= left) & (better <= right), better, (left + right) / 2)
-        moving = (better - eta).abs() > 1e-13 * (1 + eta.abs())
+        moving = (error.abs() > 4e-15) & ((better - eta).abs() > 4e-16 * eta.abs())
         if reads and not bool(moving.any()):
             break
         eta = torch.where(moving, better, eta)

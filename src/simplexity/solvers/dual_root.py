@@ -4,15 +4,16 @@ For Ω(q) = Σ φ_v(q_v) stationarity gives  q_v(η) = (φ_v')⁻¹((s_v − η)
 the multiplier is the root of  Σ_v q_v(η) = 1.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from simplexity.problem import Problem
-from simplexity.regularisers import entropic_coverage
+from simplexity.regularisers import Regulariser, entropic_coverage
 from simplexity.roots import find_root
-from simplexity.rows import total
+from simplexity.rows import tiny, total
 from simplexity.solvers.coverage_root import coverage_root
 
 
@@ -25,7 +26,9 @@ class DualRoot:
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem; None when it can."""
         if not problem.regulariser.separable:
-            return "the regulariser is not separable (or not strictly convex) token by token"
+            return "the regulariser is not separable token by token"
+        if not problem.regulariser.strict:
+            return "the regulariser is not strictly convex in every token"
         if isinstance(problem.lam, float) and problem.lam == 0:
             return "with lam = 0 the optimum is a vertex and has no multiplier to search for"
         return None
@@ -38,12 +41,14 @@ class DualRoot:
 
 
 def dual_root(problem: Problem, reads: bool) -> Tensor:
-    """The general method, for any regulariser with `grad` and `inverse_grad`."""
+    """The general method, for any separable and strictly convex regulariser."""
     x, lam, omega = problem.scores, problem.lam, problem.regulariser
     allowed = x > -torch.inf
 
     def at(eta: Tensor) -> Tensor:
-        return torch.where(allowed, omega.inverse_grad((x - eta) / lam), 0.0)
+        slope = (x - eta) / lam
+        q = omega.inverse_grad(slope)
+        return torch.where(allowed, invert(omega, slope, reads) if q is None else q, 0.0)
 
     # At η = max_v (s_v − λφ_v'(1)) some token has q = 1 and none more; at max_v (s_v − λφ_v'(1/n)) none
     # has more than 1/n. So the sum crosses 1 in between, and is positive and finite at both ends.
@@ -53,3 +58,10 @@ def dual_root(problem: Problem, reads: bool) -> Tensor:
     eta = find_root(lambda eta: total(at(eta)).log().to(x.dtype), low, torch.maximum(low, high), reads)
     q = at(eta)
     return q * total(q).reciprocal().to(q.dtype)
+
+
+def invert(omega: Regulariser, slope: Tensor, reads: bool) -> Tensor:
+    """q in [0, 1] with φ'(q) = slope, token by token, by bracketing in log q: precise down to the smallest numbers."""
+    low, high = torch.full_like(slope, math.log(tiny(slope.dtype))), torch.zeros_like(slope)
+    q = torch.exp(find_root(lambda y: slope - omega.grad(torch.exp(y)), low, high, reads))
+    return q.masked_fill(slope <= omega.grad(torch.exp(low)), 0.0).masked_fill_(slope == -torch.inf, 0.0)

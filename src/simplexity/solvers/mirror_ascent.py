@@ -16,7 +16,7 @@ from simplexity.coverage import Geometry
 from simplexity.narrow import Narrowed
 from simplexity.problem import Problem
 from simplexity.regularisers import KL, Regulariser, Sum, entropic_coverage
-from simplexity.rows import exp_, first_rows, is_number, log_total, per_row
+from simplexity.rows import exp_, first_rows, is_number, log_total, per_row, total
 from simplexity.solvers.closed_form import project_to_simplex
 from simplexity.solvers.coverage_ascent import coverage_ascent
 
@@ -47,7 +47,7 @@ class MirrorAscent:
             raise ValueError(
                 f"mirror-ascent: geometry must be one of {', '.join(get_args(Geometry))}, got {self.geometry!r}"
             )
-        if self.steps is not None and not (is_number(self.steps) and self.steps >= 0):
+        if self.steps is not None and not (is_number(self.steps) and self.steps >= 0 and self.steps == int(self.steps)):
             raise ValueError(f"mirror-ascent: steps must be a whole number >= 0, got {self.steps!r}")
         if self.steps is not None and self.tolerance is not None:
             raise ValueError("mirror-ascent: give steps (a fixed number) or tolerance (stop on the gap), not both")
@@ -73,11 +73,12 @@ class MirrorAscent:
             return q
         x = problem.scores
         allowed = x > -torch.inf
-        tolerance = self.tolerance or (1e-10 if x.dtype == torch.float64 else 1e-5)
+        default = 1e-10 if x.dtype == torch.float64 else 1e-5
+        tolerance = default if self.tolerance is None else self.tolerance
         climb = _Climb(problem, allowed, self.geometry)
         place = climb.place(self._first(problem, allowed, reads))
         trial = _first_trial(problem)
-        for _ in range(self.max_steps if self.steps is None else self.steps):
+        for _ in range(self.max_steps if self.steps is None else int(self.steps)):
             q = climb.distribution(place)
             g = problem.gradient(q)
             if self.steps is None:
@@ -110,6 +111,7 @@ class MirrorAscent:
         if (
             not self.steps
             or parts is None
+            or len(getattr(problem.regulariser, "terms", ())) != 2  # one KL, one coverage: they agree on r
             or step is None
             or self.geometry != "entropic"
             or not _is(self.start, "reference")
@@ -129,9 +131,9 @@ class MirrorAscent:
             assert log_r is not None
             return torch.where(allowed, log_r.exp(), 0.0)
         start = torch.where(allowed, self.start.to(x.device, x.dtype), 0.0)
-        if reads and self.geometry == "entropic":
-            # tokens whose start underflows stay at zero and cannot matter; an empty row never moves
-            lost = ~(start.sum(-1) > 0)
+        start = start / total(start).to(x.dtype)
+        if reads:
+            lost = start.isnan().any(-1)
             if bool(lost.any()):
                 raise ValueError(f"mirror-ascent: start has no mass on the support in {first_rows(lost)}")
         return start
