@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-
 # two workers on two cores: threads inside each would only wait for one another
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ from simplexity.context import Context
 from simplexity.draw import Seeds, draw, mode
 from simplexity.parameters import Rule, rule_of
 from simplexity.problem import Problem, raise_for, status_of
-from simplexity.rows import per_row, working_copy
+from simplexity.rows import all_finite, per_row, working_copy
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
 
@@ -179,7 +179,7 @@ class Decoder(ABC):
         if not validate:
             status = status_of(scores)
             scores = scores.masked_fill((status != 0).unsqueeze(-1), 0.0)  # solvable, and erased in the end
-        elif not bool(scores.amax(-1).isfinite().all()):
+        elif not all_finite(scores.amax(-1)):
             raise_for(status_of(scores))
         decoder = self._with(
             {

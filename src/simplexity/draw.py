@@ -52,6 +52,8 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
 
     A token with q = 0 is never returned: the cumulative sum does not grow there.
     """
+    if q.shape[-1] == 1:
+        return torch.zeros_like(u, dtype=torch.int64)
     u = u.unsqueeze(-1)
     if q.shape[-1] < 4 * BLOCK:
         ends = q.cumsum(-1, dtype=torch.float64)

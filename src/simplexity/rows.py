@@ -174,6 +174,11 @@ def first_rows(bad: Tensor, limit: int = 5) -> str:
     return f"row {names[0]}" if len(found) == 1 else f"rows {', '.join(names)}{more}"
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether every entry is a finite number, told from one read on the host."""
+    return bool(((x - x) == 0).all())
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """A plain finite number: no bool, no NaN."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

@@ -129,6 +129,8 @@ class TopP(Support):
         for cut in (0.02, 1e-4):  # relative to the best token; most nuclei end above
             kept = torch.threshold(e, cut, 0.0)
             if bool((total(kept) >= needed).all()):
+                if 16 * int(kept.count_nonzero()) > kept.numel() > BINS:
+                    break  # too many to sort
                 few = narrow_to(kept, scores)
                 return few.keep(_nucleus(self._scaled(few.scores), needed, few.scores))
         return _wide_nucleus(e, needed, scores)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem, raise_for
-from simplexity.rows import BLOCK, argmax, one_hot_argmax
+from simplexity.rows import BLOCK, all_finite, argmax, one_hot_argmax
 from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
 from simplexity.solvers.dual_root import DualRoot
 from simplexity.solvers.mirror_ascent import MirrorAscent
@@ -97,8 +97,7 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
     status = None
     if validate:
         # a NaN or a +inf is the largest score of its row, and no support but a list of ids drops that
-        top = best if problem.support.keeps_best else scores.amax(-1, keepdim=True)
-        if not bool((best.isfinite() & top.isfinite()).all()):
+        if not all_finite(best) or not (problem.support.keeps_best or all_finite(scores.amax(-1))):
             raise_for(problem.status(best))
     else:
         status = problem.status(best)

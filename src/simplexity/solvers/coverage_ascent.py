@@ -1,21 +1,24 @@
-"""Algorithm 1 of the paper without its loop over the vocabulary: the same iterates, one exponential per step.
+"""Algorithm 1 of the paper without its loop over the vocabulary: the same iterates, computed where they differ.
 
 J mirror steps from q_0 = r on  <q, s> − λ·[c·KL(q ‖ r) − Σ w(1 − (1−q)^K)]  unroll to
 
     log q_j = log r + C_j·s + λwK·S_j − L_j,    C_{j+1} = ρC_j + step,   S_{j+1} = ρS_j + step·(1−q_j)^{K−1},
 
-ρ = 1 − step·λc and L_j the normaliser. Where q_j is too small to be felt in (1−q_j)^{K−1}, S_j = C_j is known
-beforehand and no recursion is needed. The few tokens left over are the head.
+ρ = 1 − step·λc and L_j the normaliser. Tokens that all together weigh less than rounding after the first step need no
+recursion: (1−q_j)^{K−1} is 1 there, S_j = C_j is known beforehand, and they only wait for the last L_J.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from simplexity.narrow import narrow_to
+from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem
 from simplexity.rows import argmax, exp_, normalise_, plus, power, total
+
+FEW = 4096  # columns on which float64 costs nothing
 
 
 def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tensor) -> Tensor:
@@ -24,42 +27,56 @@ def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tens
     `parts` as `entropic_coverage` gives them. Reads values.
     """
     c, log_r, factor, cover = parts
-    log_r = log_r.expand_as(problem.scores)
     x, k, w, rho = problem.scores, cover.k, cover.weights, 1.0 - step * problem.lam * c
     climb: float | Tensor = 0.0
     climbs = [climb] + [climb := rho * climb + step for _ in range(steps)]  # C_0 … C_J
     reward = problem.lam * factor * k
-    drive = plus(w, reward, x) if isinstance(w, Tensor) else x + w * reward  # what a token outside the head climbs by
-    best = argmax(x)
-    anchor = log_r - log_r.gather(-1, best)
+    anchor = log_r.expand_as(x).clone()
     if not bool((x.amin(-1) > -torch.inf).all()):
         anchor.masked_fill_(x == -torch.inf, -torch.inf)
-    # The best token keeps log q_j + L_j >= 0 in these units, so that q_j <= exp(anchor + C_j·drive), at most
-    # that of the first or the last step; S_j then differs from C_j by at most C_J·(K−1)·q.
-    exponent = drive.clamp_min(0.0).mul_(climb).add_(anchor)
-    kept = (exponent + 1e-3).relu_()  # all that may exceed the best token belong to the head
-    ceiling = exp_(exponent.clamp_max_(0.0))
-    bend = reward * climb * (k - 1.0)
-    felt = kept.add_((ceiling * w).mul_(bend)).sub_(torch.finfo(x.dtype).eps).relu_().scatter_(-1, best, 1.0)
-    columns = narrow_to(felt, anchor)
-    head, x_head = columns.scores.double(), columns.take(x).double()
-    reward_head = reward * (columns.take(w.expand_as(x)).double() if isinstance(w, Tensor) else w)
-    columns.drop_(anchor, -torch.inf)
-    covered, q = torch.zeros_like(head), torch.ones_like(head)
-    rest, outside = exp_(ceiling.copy_(anchor)), torch.ones_like(head[..., :1])
-    for j, climb in enumerate(climbs):
-        y = head
-        if j > 0:
-            covered = rho * covered + step * power((1.0 - q).clamp_min_(0.0), k - 1)
-            y = head + climb * x_head + reward_head * covered
-            exp_(torch.addcmul(anchor, drive, _filled(climb, x), out=rest))
-        # outside the head every log q_j + L_j is below 0, and inside it some are not
+    # In these units the token with the best reference has log q_j + L_j >= 0, so q_j <= exp(anchor + C_j·drive).
+    best = argmax(anchor)
+    anchor.sub_(anchor.gather(-1, best))
+    level = x.gather(-1, best)
+    drive = (plus(w, reward, x) if isinstance(w, Tensor) else x + w * reward).sub_(level)
+    first_mass = total(exp_(anchor.clone()))
+    # S_j differs from C_j by at most C_J·(K−1)·q, and log q by bend·q
+    bend = reward * climb * (k - 1.0) * (w.amax(-1, keepdim=True) if isinstance(w, Tensor) else w)
+    columns = _weighing(anchor, drive, climbs, bend, best)
+    x_inside = columns.take(x) - level
+    w_inside = columns.take(w.expand_as(x)) if isinstance(w, Tensor) else w
+    q_inside, scale = _climb(columns.scores, x_inside, reward * w_inside, climbs, rho, step, k, first_mass)
+    if columns.ids is None:
+        return normalise_(q_inside)
+    q = exp_(plus(drive, climb, anchor).add_(scale.log().to(x.dtype)))
+    return normalise_(columns.add_(columns.drop_(q), q_inside))
+
+
+def _weighing(anchor: Tensor, drive: Tensor, climbs: list[Any], bend: float | Tensor, best: Tensor) -> Narrowed:
+    """The columns of `anchor` that weigh more than rounding after the first step, or may be felt before it."""
+    rounding = math.log(torch.finfo(anchor.dtype).eps)
+    felt = torch.as_tensor(bend, dtype=anchor.dtype).clamp_min(1.0).log()
+    # linear in C_j, so largest at one of the ends
+    weight = torch.maximum(plus(drive, climbs[1], anchor), plus(drive, climbs[-1], anchor))
+    weight.sub_(rounding - math.log(anchor.shape[-1]) - felt)
+    kept = torch.maximum(weight, anchor - (rounding - felt)).relu_().scatter_(-1, best, 1.0)
+    return narrow_to(kept, anchor) if 4 * int(kept.count_nonzero()) < kept.numel() else Narrowed(anchor)
+
+
+def _climb(
+    anchor: Tensor, x: Tensor, reward: Any, climbs: list[Any], rho: Any, step: Any, k: Any, mass: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(q_J on these columns, e^−L_J): the recursion itself; `mass` is e^L_0, exp(anchor) summed over all columns."""
+    dtype = x.dtype
+    if x.shape[-1] <= FEW:
+        anchor, x = anchor.double(), x.double()
+    covered, q = torch.zeros_like(x), torch.exp(anchor).mul_(mass.reciprocal())
+    scale = mass
+    for climb in climbs[1:]:
+        covered = covered * rho + power((1.0 - q).clamp_min_(0.0), k - 1) * step
+        y = plus(x, climb, anchor) + reward * covered
         peak = y.amax(-1, keepdim=True)
-        q, scale = torch.exp(y - peak), torch.exp(-peak)
-        mass = total(q) + total(rest) * scale
-        q, outside = q / mass, scale / mass
-    return normalise_(columns.add_(rest.mul_(outside.to(x.dtype)), q.to(x.dtype)))
-
-
-def _filled(number: float | Tensor, like: Tensor) -> Tensor:
-    return number if isinstance(number, Tensor) else like.new_tensor(number)
+        q = exp_(y.sub_(peak))
+        mass = total(q)
+        q, scale = q.mul_(mass.reciprocal().to(q.dtype)), torch.exp(-peak) / mass
+    return q.to(dtype), scale

@@ -4,9 +4,10 @@
 
 Stationarity reads  log q = a − η + g·(1−q)^{K−1}  with a = s/λc + log r and g = wK/c. Only tokens that the
 coverage term can move by more than rounding need the implicit equation (the head); for all others
-q = exp(a + g − η), so that they enter the search for η as a single number.
+q = exp(a + g − η), and they enter the search for η as a single number.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from simplexity.coverage import log_inverse
 from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem
-from simplexity.rows import argmax, exp_, log_total, normalise_, plus, power, total
+from simplexity.rows import argmax, exp_, normalise_, plus, power, total
 
+FEW = 4096  # columns on which the implicit equation costs less than telling who needs it
+NEWTON_STEPS = 10
 SWEEPS = 60  # bisection alone would do with that many; Newton needs about five
 
 
@@ -40,26 +43,79 @@ def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor:
     c, log_r, factor, cover = parts
     k, w, strength = cover.k, cover.weights, factor * cover.k / c  # g = strength·w
     a = plus(problem.scores, 1.0 / (problem.lam * c), log_r)
-    # Coverage only adds, so η >= low and q <= ceiling. The implicit term differs from g by at most
-    # g(K−1)q: where that is below eps, log q does not feel it, and q = ceiling·e^(low − η).
-    low = log_total(a)
-    exponent = (plus(w, strength, a) if isinstance(w, Tensor) else a + w * strength).sub_(low)
+    # Coverage only adds, so η >= log Σ exp(a) >= max a, and q <= exp(a + g − max a). What lies so far below that
+    # it weighs less than rounding all together only waits for η; the rest is solved on its own columns.
+    risen = plus(w, strength, a) if isinstance(w, Tensor) else a + w * strength
+    top = a.amax(-1, keepdim=True)
     if reads:
-        kept = (exponent + 1e-3).relu_()  # what may exceed the ceiling of 1 belongs to the head
-        ceiling = exp_(exponent.clamp_max_(0.0))
-        felt = (ceiling * w).mul_(strength * (k - 1.0)).sub_(torch.finfo(a.dtype).eps).relu_()
-        columns = narrow_to(felt.add_(kept).scatter_(-1, argmax(ceiling), 1.0), a)  # and a head is never empty
+        felt = torch.as_tensor(
+            strength * (k - 1.0) * (w.amax(-1, keepdim=True) if isinstance(w, Tensor) else w), dtype=a.dtype
+        )
+        cut = math.log(torch.finfo(a.dtype).eps / a.shape[-1]) - felt.clamp_min(1.0).log()
+        columns = narrow_to((risen - (top + cut)).relu_().scatter_(-1, argmax(a), 1.0), a)
     else:
-        ceiling = exp_(exponent.clamp_max_(0.0))
         columns = Narrowed(a)
-    rest = columns.drop_(ceiling)
     gain = (
         columns.take(w.expand_as(a)).double() if isinstance(w, Tensor) else torch.full_like(columns.scores, w).double()
     )
-    head = Head(columns.scores.double(), gain * strength, k, total(rest), low.double())
-    eta, q_head = search(head, reads)
-    q = rest.mul_(torch.exp(head.low - eta).to(a.dtype))
-    return normalise_(columns.add_(q, q_head.to(a.dtype)))
+    eta, q_inside = _inside(columns.scores, gain * strength, k, reads)
+    if columns.ids is None:
+        return normalise_(q_inside.to(a.dtype))
+    q = exp_(risen.sub_(eta.to(a.dtype)))
+    return normalise_(columns.add_(columns.drop_(q), q_inside.to(a.dtype)))
+
+
+def _inside(a: Tensor, gain: Tensor, k: int | Tensor, reads: bool) -> tuple[Tensor, Tensor]:
+    """(η, q `[..., n]`): the head by its implicit equation, the others as one number."""
+    low = a.double().logsumexp(-1, keepdim=True)
+    if not reads or a.shape[-1] <= FEW:
+        head = Head(a.double(), gain, k, torch.zeros_like(low), low)
+        return newton(head) if reads else search(head, reads)
+    exponent = a + gain - low
+    # The implicit term differs from g by at most g(K−1)q: where that is below eps, log q does not feel it.
+    ceiling = exp_(exponent.clamp_max(0.0))
+    felt = (ceiling * gain).mul_(k - 1.0).sub_(torch.finfo(a.dtype).eps).relu_()
+    felt = felt.add_(exponent.add_(1e-3).relu_()).scatter_(-1, argmax(ceiling), 1.0)  # never empty
+    columns = narrow_to(felt, a)
+    rest = columns.drop_(ceiling)
+    head = Head(columns.scores.double(), columns.take(gain), k, total(rest), low)
+    eta, q_head = newton(head)
+    return eta, columns.add_(rest.mul_(torch.exp(low - eta)), q_head)
+
+
+def newton(head: Head) -> tuple[Tensor, Tensor]:
+    """(η, q of the head) by Newton's method on η and log q together; by `search` in the rows where that fails.
+
+    Linearised, log q moves by (r − δ)/D, r the residual of its equation and D its slope, and the mass by
+    Σ qr/D − δ·Σ q/D: one division gives the step δ of η. Right from the start when coverage is weak; the
+    residuals at the end tell whether it arrived.
+    """
+    a, gain, k, rest, low = head
+    curve, eta = gain * (k - 1.0), head.high
+    y = (a + gain - eta).clamp_(-1e9, 0.0)
+    a = a.clamp_min(-1e9)
+    off = eta
+    for _ in range(NEWTON_STEPS):
+        q = torch.exp(y)
+        outside = rest * torch.exp(low - eta)
+        short = (1.0 - q).clamp_min_(0.0)
+        lower = power(short, (k - 2.0).clamp_min(0.0) if isinstance(k, Tensor) else max(k - 2, 0))
+        pull = gain * (lower * short if isinstance(k, Tensor) or k > 1 else 1.0)
+        residual = a - eta + pull - y
+        share = q / (1.0 + curve * lower * q)
+        mass = q.sum(-1, keepdim=True) + outside - 1.0
+        drift = (share * residual).sum(-1, keepdim=True)
+        off = (residual / (1.0 - y)).abs_().amax(-1, keepdim=True) + mass.abs()
+        if bool((off <= 2e-14).all()):
+            break
+        delta = (mass + drift) / (share.sum(-1, keepdim=True) + outside)
+        eta = eta + delta
+        y = (y + (residual - delta) * (share / q.clamp_min(1e-300))).clamp_(-1e9, 0.0)
+    lost = ~(off <= 2e-13)
+    if bool(lost.any()):
+        safe_eta, safe_q = search(head, True)
+        return torch.where(lost, safe_eta, eta), torch.where(lost, safe_q, torch.exp(y))
+    return eta, torch.exp(y)
 
 
 def search(head: Head, reads: bool) -> tuple[Tensor, Tensor]:
