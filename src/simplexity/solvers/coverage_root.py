@@ -99,8 +99,11 @@ def newton(head: Head) -> tuple[Tensor, Tensor]:
         q = torch.exp(y)
         outside = rest * torch.exp(low - eta)
         short = (1.0 - q).clamp_min_(0.0)
-        lower = power(short, (k - 2.0).clamp_min(0.0) if isinstance(k, Tensor) else max(k - 2, 0))
-        pull = gain * (lower * short if isinstance(k, Tensor) or k > 1 else 1.0)
+        if isinstance(k, Tensor):
+            lower, pull = power(short, (k - 2.0).clamp_min(0.0)), gain * power(short, k - 1.0)
+        else:
+            lower = power(short, max(k - 2, 0))
+            pull = gain * lower * short if k > 1 else gain
         residual = a - eta + pull - y
         share = q / (1.0 + curve * lower * q)
         mass = q.sum(-1, keepdim=True) + outside - 1.0
