@@ -1,5 +1,6 @@
 """The scalar function behind K-sample coverage, q -> 1 − (1−q)^K: its curvature, and its inverse beside an entropy."""
 
+import math
 from typing import Literal
 
 import torch
@@ -39,8 +40,11 @@ def log_inverse(t: Tensor, gain: float | Tensor, k: int | Tensor, reads: bool = 
     """
     t = t.clamp(-1e9, 0.0)  # e^−1e9 is zero, and unlike −inf it can be subtracted from itself
     above = (t + gain).clamp_max(0.0)
-    bend = -torch.log((k - 1.0) if isinstance(k, Tensor) else t.new_tensor(k - 1.0))
-    y = torch.minimum(torch.maximum(bend.to(t.dtype).expand_as(t), t), above)
+    if isinstance(k, Tensor):
+        y = torch.maximum(-torch.log(k - 1.0).to(t.dtype).expand_as(t), t)
+    else:
+        y = t.clamp_min(-math.log(k - 1.0)) if k > 1 else above
+    y = torch.minimum(y, above)
     for _ in range(NEWTON_STEPS):
         q = torch.exp(y)
         short = (1.0 - q).clamp_min(0.0)

@@ -29,7 +29,7 @@ def solve_temperature(
     x = scores - scores.amax(-1, keepdim=True)
     if decoder.entropy is not None:
         target = per_row(decoder.entropy, scores, "entropy")
-        target = torch.as_tensor(target, dtype=torch.float64, device=x.device).expand_as(x[..., :1])
+        target = torch.zeros_like(x[..., :1], dtype=torch.float64) + target
     else:
         sharp = per_row(decoder.effective_temperature, scores, "effective_temperature")  # pyright: ignore[reportArgumentType]
         target = measures.entropy_at(x, sharp).unsqueeze(-1)

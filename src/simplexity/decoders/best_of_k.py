@@ -73,7 +73,9 @@ class BestOfK(Decoder, name="bok"):
             return 1.0
         smoothness = problem.regulariser.smoothness("entropic")
         assert smoothness is not None  # KL and coverage both know theirs
-        steepness = torch.as_tensor(problem.lam * smoothness, dtype=torch.float64, device=problem.scores.device)
+        steepness = problem.lam * smoothness
+        if not isinstance(steepness, Tensor):
+            return 1.0 / max(steepness, 1.0)
         return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)
 
     def token_weights(self, scores: Tensor, p: Tensor) -> float | Tensor:
