@@ -162,6 +162,35 @@ def test_a_users_own_separable_regulariser_is_solved_exactly():
     assert (sx.certify(mixed, solve(mixed, "dual-root")).gap < 1e-9).all()
 
 
+def test_what_a_plain_object_brings_is_used():
+    class Brings(Pull):
+        used = 0
+
+        def smoothness(self, geometry):
+            self.used += 1
+
+    omega = Brings(2.0)
+    solve(Problem(torch.randn(1, 5).double(), omega))  # pyright: ignore
+    assert omega.used
+
+
+def test_the_context_may_bring_seeds_and_step():
+    s, d = torch.randn(4, 50), decoder("softmax")
+    seeds = torch.arange(4)
+    assert (d.sample(s, context=Context(seeds=seeds, step=3)) == d.sample(s, seeds=seeds, step=3)).all()
+
+
+def test_tensors_of_another_precision_do_not_leak_into_q():
+    s = torch.randn(2, 600)
+    for omega in (
+        KL(torch.randn(2, 600).double()) + Coverage(4, torch.rand(2, 600).double()),
+        KL(torch.randn(2, 600).double()),
+    ):
+        assert solve(Problem(s, omega)).dtype == torch.float32
+        assert solve(Problem(s, omega), MirrorAscent(steps=3, start="reference")).dtype == torch.float32
+    assert decoder({"decoder": "entmax", "alpha": [1.0, 1.7]}).distribution(s).dtype == torch.float32
+
+
 def test_warm_start_saves_steps():
     problem = Problem(torch.randn(1, 40).double(), Pull(4.0))  # pyright: ignore
     q = solve(problem)

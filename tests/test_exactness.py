@@ -707,7 +707,7 @@ def slopes(name: str, r: list[float], w: list[float]):
         "best of 4 + half square": lambda v, q: ln(q) + 1 - log(r[v]) - 0.2 * w[v] * 4 * (1 - q) ** 3 + 0.7 * q,
         "two coverages": lambda v, q: ln(q) + 1 - log(r[v]) - 0.2 * w[v] * 4 * (1 - q) ** 3 - 0.1 * 2 * (1 - q),
         "twice best of 4": lambda v, q: 2 * (ln(q) + 1 - log(r[v]) - 0.2 * w[v] * 4 * (1 - q) ** 3),
-        "coverage alone": lambda v, q: -(w[v] + 0.1) * 4 * (1 - q) ** 3,
+        "coverage alone": lambda v, q: -0.6 * 4 * (1 - q) ** 3,
         "entropy + zero": lambda v, q: ln(q) + 1,
         "entropy + nothing of a square": lambda v, q: ln(q) + 1,
     }[name]
@@ -726,7 +726,7 @@ SUMS = {
     "best of 4 + half square": KL.to(R) + 0.2 * Coverage(4, W) + 0.7 * HalfSquare(),
     "two coverages": KL.to(R) + 0.2 * Coverage(4, W) + 0.1 * Coverage(2),
     "twice best of 4": 2 * (KL.to(R) + 0.2 * Coverage(4, W)),
-    "coverage alone": Coverage(4, W + 0.1),
+    "coverage alone": Coverage(4, 0.6),
     "entropy + zero": NegEntropy() + Zero(),
     "entropy + nothing of a square": NegEntropy() + 0 * HalfSquare(),
 }

@@ -1,5 +1,6 @@
 """Entropy, effective temperature, `describe`, and decoders given a target in place of a temperature."""
 
+import json
 import math
 
 import pytest
@@ -77,6 +78,19 @@ def test_a_target_temperature_is_met(spec):
     assert (report.effective_temperature - 0.5).abs().max() < 1e-3
 
 
+def test_a_single_allowed_token_meets_any_target():
+    s = torch.full((2, 9), -float("inf"))
+    s[0, 3], s[1] = 1.0, torch.randn(9)
+    assert decoder("softmax:entropy=0.5").distribution(s)[0, 3] == 1
+
+
+def test_targets_survive_json():
+    d = decoder("softmax:entropy=0.6")
+    assert decoder(json.loads(json.dumps(d.to_json()))) == d
+    with pytest.raises(ValueError, match="beside another model"):
+        decoder("kl:entropy=1").distribution(torch.randn(1, 4), Context(other=torch.randn(1, 4)))
+
+
 def test_a_target_per_row():
     s = 3 * torch.randn(3, 400)
     wanted = torch.tensor([0.5, 1.0, 2.0])
@@ -97,10 +111,10 @@ def test_where_the_entropy_jumps_the_target_is_bracketed():
 def test_targets_out_of_reach_are_refused_by_row():
     s = torch.stack([torch.randn(50), torch.full((50,), -float("inf"))])
     s[1, :2] = torch.tensor([1.0, 0.0])
-    with pytest.raises(ValueError, match="row 1 cannot reach the target"):
+    with pytest.raises(ValueError, match="row 1: the target cannot be reached"):
         decoder("softmax:entropy=1.5").distribution(s)
     q, status = decoder("softmax:entropy=1.5").distribution(s, validate=False)
     assert status.tolist() == [0, 4]
     assert (q[1] == 0).all()
-    with pytest.raises(ValueError, match="cannot reach the target"):
+    with pytest.raises(ValueError, match="target cannot be reached"):
         decoder("bok:entropy=3").distribution(3 * torch.randn(1, 400))  # raw logits keep it cold at any temperature

@@ -1,6 +1,7 @@
 """How far is a given q from the optimum? The answer needs the problem and q alone.
 
-With g = ∇f(q) and f concave,  gap(q) = Σ_v q_v·(max_{u∈C} g_u − g_v) >= f(q*) − f(q) >= 0.
+With g = ∇f(q) and f concave,  gap(q) = Σ_v q_v·(max_{u∈C} g_u − g_v) >= f(q*) − f(q) >= 0. That Ω is convex, and that
+a gradient it brings itself is right, is taken on trust.
 """
 
 from dataclasses import dataclass, fields
@@ -50,8 +51,10 @@ def certify(problem: Problem, q: Tensor) -> Certificate:
     >>> certify(problem, torch.tensor([1.0, 0.0, 0.0])).gap > 1
     tensor(True)
     """
-    if q.shape != problem.scores.shape:
-        raise ValueError(f"q must have the shape of the scores, {list(problem.scores.shape)}, got {list(q.shape)}")
+    if not isinstance(q, Tensor) or q.shape != problem.scores.shape:
+        raise ValueError(
+            f"q must have the shape of the scores, {list(problem.scores.shape)}, got {list(getattr(q, 'shape', ()))}"
+        )
     problem.check()
     smallest = tiny(q.dtype if q.dtype in (torch.float32, torch.float64) else torch.float32)
     allowed, q = problem.mask(), q.double()
@@ -70,7 +73,7 @@ def certify(problem: Problem, q: Tensor) -> Certificate:
     excess = g - eta
     active = allowed & (q >= smallest)
     return Certificate(
-        gap=torch.where(allowed, inside * (best - g), 0.0).sum(-1),
+        gap=torch.where(mass > 0, torch.where(allowed, inside * (best - g), 0.0), torch.inf).sum(-1),
         multiplier=(eta + peak).squeeze(-1),
         active_residual=excess.abs().masked_fill(~active, 0.0).amax(-1),
         inactive_violation=excess.masked_fill(~allowed | active, 0.0).clamp_min(0.0).amax(-1),

@@ -1,9 +1,11 @@
 """What some decoders need beyond the scores of the current step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from simplexity.rows import covers
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +31,18 @@ class Context:
         """The scores with the tokens outside `mask` forbidden."""
         if self.mask is None:
             return scores
-        if self.mask.dtype != torch.bool or self.mask.shape[-1] != scores.shape[-1]:
+        if self.mask.dtype != torch.bool or not _fits(self.mask, scores):
             raise ValueError(
-                f"context.mask must be bool [..., {scores.shape[-1]}], got {self.mask.dtype} {list(self.mask.shape)}"
+                f"context.mask must be bool {list(scores.shape)}, got {self.mask.dtype} {list(self.mask.shape)}"
             )
         return scores.masked_fill(~self.mask, -torch.inf)
 
-    def with_step(self, step: "int | Tensor", seeds: "Tensor | None") -> "Context":
-        """The same surroundings at another step."""
-        return replace(self, step=step, seeds=self.seeds if seeds is None else seeds)
+    def other_like(self, scores: Tensor) -> Tensor | None:
+        """The other model's logits, in the dtype and on the device of the scores."""
+        if self.other is not None and not _fits(self.other, scores):
+            raise ValueError(f"context.other must be {list(scores.shape)}, got {list(self.other.shape)}")
+        return None if self.other is None else self.other.detach().to(scores)
+
+
+def _fits(x: Tensor, scores: Tensor) -> bool:
+    return x.ndim > 0 and x.shape[-1] == scores.shape[-1] and covers(x.shape[:-1], scores.shape[:-1])

@@ -20,7 +20,7 @@ from simplexity.context import Context
 from simplexity.draw import Seeds, draw, mode
 from simplexity.parameters import Rule, rule_of
 from simplexity.problem import Problem, raise_for, status_of
-from simplexity.rows import all_finite, per_row, working_copy
+from simplexity.rows import all_finite, as_working, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
 
@@ -64,6 +64,8 @@ class Decoder(ABC):
             value, rule = getattr(self, f.name), rule_of(f)
             if not rule.accepts(value):
                 raise ValueError(f"{self.name}: {f.name} must be {rule.allowed}, got {_show(value)}{rule.hint}")
+            if rule.whole and isinstance(value, float):
+                object.__setattr__(self, f.name, int(value))
         self._check_target()
         self.check()
 
@@ -72,7 +74,7 @@ class Decoder(ABC):
         knobs = [f for f in fields(self) if f.name == "temperature"]
         if targets and not knobs:
             raise ValueError(f"{self.name}: {targets[0]} cannot be asked for, there is no temperature to solve for")
-        if len(targets) > 1 or (targets and getattr(self, "temperature") is not knobs[0].default):  # noqa: B009
+        if len(targets) > 1 or (targets and specs.differs(getattr(self, "temperature"), knobs[0].default)):  # noqa: B009
             raise ValueError(f"{self.name}: give one of temperature, entropy and effective_temperature, not several")
 
     def check(self) -> None:
@@ -107,17 +109,24 @@ class Decoder(ABC):
         scores: Tensor,
         generator: torch.Generator | None = None,
         seeds: Seeds | None = None,
-        step: int | Tensor = 0,
+        step: int | Tensor | None = None,
         context: Context | None = None,
         validate: bool = True,
     ) -> Any:
         """One token per row, int64 `[...]`; reproducible from a generator, or from one seed per row and the step.
 
+        Seeds and step may also stand in the context.
+
         `validate=False` does not synchronise with the host and returns `(tokens, status)`: a row that
         cannot be solved gives the token −1.
         """
+        if context is not None:
+            seeds = context.seeds if seeds is None and generator is None else seeds
+            step = context.step if step is None else step
         solution = self._solution(scores, context, validate)
-        tokens = solution.columns.tokens(draw(solution.q, generator, seeds, step, validate=False))
+        tokens = solution.columns.tokens(
+            draw(solution.q, generator, seeds, 0 if step is None else step, validate=False)
+        )
         return tokens if validate else (_blank(tokens, solution.status), solution.status)
 
     def mode(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
@@ -172,7 +181,7 @@ class Decoder(ABC):
         self, scores: Tensor, context: Context | None, validate: bool
     ) -> tuple[Problem, Solver | None, Tensor | None]:
         """The problem of these scores, its solver and, without validation, a status for each row."""
-        scores = working_copy(scores)
+        scores = as_working(scores)
         if context is not None:
             scores = context.restrict(scores)
         status = None
@@ -189,6 +198,8 @@ class Decoder(ABC):
             }
         )
         if decoder.entropy is not None or decoder.effective_temperature is not None:
+            if context is not None and context.other is not None:
+                raise ValueError(f"{self.name}: a target cannot be solved for beside another model's logits")
             temperature, unreachable = solve_temperature(decoder, scores, context, validate)
             decoder = decoder._with({"temperature": temperature, "entropy": None, "effective_temperature": None})
             if status is None:

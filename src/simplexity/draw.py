@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from simplexity.rows import BLOCK, argmax, first_rows, in_blocks, pick
+from simplexity.rows import BLOCK, argmax, covers, first_rows, in_blocks, pick
 
 Seeds = int | Sequence[int] | Tensor
 
@@ -38,8 +38,15 @@ def draw(
     tensor([1, 0])
     """
     rows = q.shape[:-1]
-    if validate and bool((bad := ~(q.sum(-1) > 0)).any()):
-        raise ValueError(f"{first_rows(bad)} of q has no mass to draw from")
+    q = q if q.dtype in (torch.float32, torch.float64) else q.float()
+    if validate and bool((bad := ~((q.sum(-1) > 0) & (q.amin(-1) >= 0) & (q.amax(-1) < torch.inf))).any()):
+        raise ValueError(f"{first_rows(bad)} of q has no mass to draw from, or negative or infinite entries")
+    if generator is not None and seeds is not None:
+        raise ValueError("give a generator or seeds, not both")
+    if isinstance(step, Tensor) and (step.is_floating_point() or not covers(step.shape, rows)):
+        raise ValueError(f"step must be whole numbers, one or {list(rows)}, got {step.dtype} {list(step.shape)}")
+    if not isinstance(step, (int, Tensor)):
+        raise ValueError(f"step must be a whole number, got {step!r}")
     if seeds is None:
         u = torch.rand(rows, generator=generator, dtype=torch.float64, device=q.device)
     else:
@@ -76,6 +83,11 @@ def _first_above(ends: Tensor, target: Tensor) -> Tensor:
 
 def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:
     """Seeds as int64 `[...]`; a ValueError unless there is one for each row."""
+    if not isinstance(seeds, Tensor):
+        plain = [seeds] if isinstance(seeds, int) else list(seeds)
+        if all(isinstance(seed, int) for seed in plain):  # hashes are often unsigned: the same 64 bits
+            plain = [(seed + 2**63) % 2**64 - 2**63 for seed in plain]
+            seeds = torch.tensor(plain[0] if isinstance(seeds, int) else plain)
     table = torch.as_tensor(seeds, device=device)
     if table.is_floating_point() or table.dtype == torch.bool:
         raise ValueError(f"seeds must be whole numbers, got {table.dtype}")

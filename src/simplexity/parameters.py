@@ -1,12 +1,11 @@
 """A decoder's parameters: what each may be, checked once where a decoder is made."""
 
-from collections.abc import Callable
 from dataclasses import Field, dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from simplexity.rows import is_number
+from simplexity.rows import in_range, is_number
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class Rule:
     flag: bool = False
     choices: tuple[str, ...] = ()
     function: bool = False  # besides the choices, a callable
+    text: bool = False  # any text
     optional: bool = False  # None means "decide for me"
     hint: str = ""
     doc: str = ""
@@ -29,6 +29,8 @@ class Rule:
         """In words: "in (0, 1]", "a whole number >= 1", "one of probs, rank"."""
         if self.flag:
             return "true or false"
+        if self.text:
+            return "text"
         if self.choices:
             return f"one of {', '.join(self.choices)}" + (" or a callable" if self.function else "")
         kind = "a whole number" if self.whole else "a number"
@@ -45,10 +47,14 @@ class Rule:
             return self.optional
         if self.flag:
             return isinstance(value, bool)
+        if self.text:
+            return isinstance(value, str)
         if self.choices:
             return value in self.choices if isinstance(value, str) else self.function and callable(value)
         if isinstance(value, Tensor):
-            fits = value == value
+            fits = value.isfinite()
+            if self.whole:
+                fits = fits & (value == value.round())
             for bound, test in (
                 (self.above, value.__gt__),
                 (self.at_least, value.__ge__),
@@ -56,7 +62,7 @@ class Rule:
             ):
                 fits = fits & test(bound) if bound is not None else fits
             return bool(fits.all())
-        if not is_number(value) or value in (float("inf"), float("-inf")) or (self.whole and value != int(value)):
+        if not is_number(value) or not in_range(value) or (self.whole and value != int(value)):
             return False
         return (
             (self.above is None or value > self.above)
@@ -70,10 +76,13 @@ class Rule:
             return {"true": True, "false": False}.get(text, text)
         if self.choices:
             return text
+        if self.text:
+            return text
         try:
-            return int(text) if self.whole else float(text)
+            number = float(text)
         except ValueError:
             return text
+        return int(number) if self.whole and number == number and number == int(number) else number
 
 
 def parameter(default: Any, doc: str, **rule: Any) -> Any:
@@ -83,11 +92,12 @@ def parameter(default: Any, doc: str, **rule: Any) -> Any:
 
 
 def rule_of(f: "Field[Any]") -> Rule:
-    """The rule of a parameter; one declared without `parameter` takes any value of its default's type."""
+    """The rule of a parameter; one declared without `parameter` takes any value of its kind."""
     default = f.default
     return f.metadata.get("rule") or Rule(
         flag=isinstance(default, bool),
-        whole=isinstance(default, int) and not isinstance(default, bool),
+        text=isinstance(default, str),
+        whole=f.type in (int, "int"),
         optional=default is None,
     )
 
@@ -95,6 +105,3 @@ def rule_of(f: "Field[Any]") -> Rule:
 def temperature() -> Any:
     """The parameter that most decoders share: what the scores are divided by."""
     return parameter(1.0, "what the scores are divided by", above=0, hint=" (for the limit 0 use greedy)")
-
-
-Weights = Callable[[Tensor], Tensor]

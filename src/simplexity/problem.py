@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from simplexity.regularisers import Regulariser, as_regulariser
-from simplexity.rows import first_rows, is_number, per_row, working_copy
+from simplexity.rows import as_working, first_rows, in_range, is_number, per_row
 from simplexity.supports import Everything, Support
 
 
@@ -24,14 +24,16 @@ class Status(IntEnum):
     NAN = 1  # a score is NaN
     INFINITE = 2  # a score is +inf
     FORBIDDEN = 3  # no token is allowed
-    UNREACHABLE = 4  # no setting of the decoder gives the entropy asked for
+    UNREACHABLE = 4  # no temperature gives the entropy asked for
+    PARAMETER = 5  # λ is not a number >= 0
 
 
 COMPLAINTS = {
-    Status.NAN: "holds a NaN score: scores must be numbers or -inf (forbidden)",
-    Status.INFINITE: "holds a +inf score: scores must be numbers or -inf (forbidden)",
-    Status.FORBIDDEN: "allows no token: at least one score inside the support must be above -inf",
-    Status.UNREACHABLE: "cannot reach the target",
+    Status.NAN: "a NaN among the scores or the reference; they must be numbers or -inf (forbidden)",
+    Status.INFINITE: "a +inf among the scores; they must be numbers or -inf (forbidden)",
+    Status.FORBIDDEN: "no token is allowed; at least one score inside the support must be above -inf",
+    Status.UNREACHABLE: "the target cannot be reached at any temperature",
+    Status.PARAMETER: "lam must be a number >= 0",
 }
 
 
@@ -55,11 +57,11 @@ class Problem:
     support: Support = Everything()
 
     def __post_init__(self) -> None:
-        scores = working_copy(self.scores)
+        scores = as_working(self.scores)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "regulariser", as_regulariser(self.regulariser))
-        if not isinstance(self.lam, Tensor) and not (is_number(self.lam) and self.lam >= 0):
-            raise ValueError(f"lam must be a number >= 0, got {self.lam!r}")
+        if not isinstance(self.lam, Tensor) and not (is_number(self.lam) and self.lam >= 0 and in_range(self.lam)):
+            raise ValueError(f"lam must be 0 or a number from 1e-30 to 1e30, got {self.lam!r}")
         object.__setattr__(self, "lam", per_row(self.lam, scores, "lam"))
         if not isinstance(self.support, Support):
             raise ValueError(f"support must be a Support such as TopK(50), got {self.support!r}")
@@ -78,7 +80,8 @@ class Problem:
 
     def mask(self) -> Tensor:
         """True where a token may get probability, `[..., V]`."""
-        return self.support.mask(self.open_scores())
+        scores = self.open_scores()
+        return self.support.mask(scores) & (scores > -torch.inf)
 
     def open_scores(self) -> Tensor:
         """The scores, with the tokens on which Ω is infinite forbidden."""
@@ -92,7 +95,10 @@ class Problem:
         if best is None:
             scores = self.open_scores()
             best = scores.masked_fill(~self.support.mask(scores), -torch.inf).amax(-1, keepdim=True)
-        return status_of(self.scores, best)
+        status = status_of(self.scores, best)
+        if isinstance(self.lam, Tensor):
+            status = torch.where(self.lam.squeeze(-1) >= 0, status, Status.PARAMETER).to(torch.int8)
+        return status
 
     def check(self) -> None:
         """Raise a ValueError that names the first rows that cannot be solved."""
@@ -113,9 +119,10 @@ def status_of(scores: Tensor, best: Tensor | None = None) -> Tensor:
     The largest score tells all: it is NaN if any is, +inf if any is, −inf if all are.
     """
     top = scores.amax(-1)
-    status = ((top if best is None else best.squeeze(-1)) == -torch.inf).to(torch.int8) * Status.FORBIDDEN
-    status = torch.where(top == torch.inf, Status.INFINITE, status)
-    return torch.where(top.isnan(), Status.NAN, status).to(torch.int8)
+    inside = top if best is None else best.squeeze(-1)
+    status = (inside == -torch.inf).to(torch.int8) * Status.FORBIDDEN
+    status = torch.where((top == torch.inf) | (inside == torch.inf), Status.INFINITE, status)
+    return torch.where(top.isnan() | inside.isnan(), Status.NAN, status).to(torch.int8)
 
 
 def raise_for(status: Tensor) -> None:
@@ -125,4 +132,4 @@ def raise_for(status: Tensor) -> None:
     for kind, complaint in COMPLAINTS.items():
         bad = status == kind
         if bool(bad.any()):
-            raise ValueError(f"{first_rows(bad)} {complaint}")
+            raise ValueError(f"{first_rows(bad)}: {complaint}")

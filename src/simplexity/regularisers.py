@@ -72,6 +72,10 @@ class Regulariser(ABC):
         """The same Ω on the tokens `ids` `[..., n]` alone; only asked for where `columnwise`."""
         return self
 
+    def cast(self, dtype: torch.dtype) -> "Regulariser":
+        """The same Ω with its tensors in the dtype of the scores."""
+        return self
+
     def __add__(self, other: "Regulariser") -> "Regulariser":
         return _sum((*_terms(self), *_terms(as_regulariser(other))))
 
@@ -168,6 +172,9 @@ class KL(Regulariser):
     def take(self, ids: Tensor) -> "KL":
         return KL(_take(self.log_reference, ids))
 
+    def cast(self, dtype: torch.dtype) -> "KL":
+        return self if self.log_reference.dtype == dtype else KL(self.log_reference.to(dtype))
+
 
 @dataclass(frozen=True, eq=False)
 class HalfSquare(Regulariser):
@@ -184,7 +191,7 @@ class HalfSquare(Regulariser):
         return q.square().sum(-1) / 2
 
     def grad(self, q: Tensor) -> Tensor:
-        return q
+        return q.clone()  # not q itself: whoever asked may go on in place
 
     def inverse_grad(self, x: Tensor) -> Tensor:
         return x.clamp_min(0.0)
@@ -278,6 +285,9 @@ class Coverage(Regulariser):
     def take(self, ids: Tensor) -> "Coverage":
         return replace(self, weights=_take(self.weights, ids)) if isinstance(self.weights, Tensor) else self
 
+    def cast(self, dtype: torch.dtype) -> "Coverage":
+        return replace(self, weights=self.weights.to(dtype)) if isinstance(self.weights, Tensor) else self
+
 
 @dataclass(frozen=True, eq=False)
 class Sum(Regulariser):
@@ -331,6 +341,9 @@ class Sum(Regulariser):
     def take(self, ids: Tensor) -> "Sum":
         return Sum(tuple((c, term.take(ids)) for c, term in self.terms))
 
+    def cast(self, dtype: torch.dtype) -> "Sum":
+        return Sum(tuple((c.to(dtype) if isinstance(c, Tensor) else c, t.cast(dtype)) for c, t in self.terms))
+
 
 def entropic(regulariser: Regulariser) -> tuple[Any, Any] | None:
     """(c, log r) when Ω(q) = c·KL(q ‖ r) up to a constant: negative entropy, KL, and their sums."""
@@ -361,22 +374,22 @@ def entropic_coverage(regulariser: Regulariser) -> tuple[Any, Any, Any, Coverage
 
 @dataclass(frozen=True, eq=False)
 class Adapted(Regulariser):
-    """A user's own object with `value(q)`; any method it lacks is supplied."""
+    """A user's own object with `value(q)`: what else it has is used, what it lacks is supplied."""
 
     own: Any
 
-    @property
-    def separable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return bool(getattr(self.own, "separable", hasattr(self.own, "inverse_grad")))
+    def __post_init__(self) -> None:
+        for name in ("strict", "columnwise", "reach", "grad", "inverse_grad", "smoothness", "restrict", "check"):
+            if hasattr(self.own, name):
+                object.__setattr__(self, name, getattr(self.own, name))
+        separable = getattr(self.own, "separable", hasattr(self.own, "inverse_grad"))
+        object.__setattr__(self, "separable", separable)
 
     def value(self, q: Tensor) -> Tensor:
         return self.own.value(q)
 
-    def grad(self, q: Tensor) -> Tensor:
-        return self.own.grad(q) if hasattr(self.own, "grad") else super().grad(q)
-
-    def inverse_grad(self, x: Tensor) -> Tensor | None:
-        return self.own.inverse_grad(x) if hasattr(self.own, "inverse_grad") else None
+    def take(self, ids: Tensor) -> Regulariser:
+        return as_regulariser(self.own.take(ids)) if hasattr(self.own, "take") else self
 
 
 def as_regulariser(omega: Any) -> Regulariser:

@@ -9,13 +9,16 @@ from torch import Tensor
 KAPPA = 0.2  # how far an estimate is pushed towards the midpoint, relative to the first bracket
 
 
-def find_root(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reads: bool = True) -> Tensor:
+def find_root(
+    f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reads: bool = True, before: bool = False
+) -> Tensor:
     """x with f(x) = 0 for a decreasing f, f(low) >= 0 >= f(high), for every entry of low and high.
 
     The ITP method (Oliveira and Takahashi, ACM TOMS 47(1), 2020): interpolation that is superlinear
     on smooth functions and never needs more than one sweep over what bisection needs. An entry
     whose bracket is down to rounding error stays as it is, so its value does not depend on its
-    neighbours. `reads=False` runs the worst-case number of sweeps and never looks at a value.
+    neighbours. `reads=False` runs the worst-case number of sweeps and never looks at a value. `before`
+    gives the end of the bracket where f >= 0: at a jump of f, the side before it.
 
     >>> find_root(lambda x: 2 - x * x, torch.tensor([0.0]), torch.tensor([2.0]))
     tensor([1.4142])
@@ -44,4 +47,4 @@ def find_root(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reads: b
         up, down = open_ & (value >= 0), open_ & (value <= 0)
         low, f_low = torch.where(up, point, low), torch.where(up, value, f_low)
         high, f_high = torch.where(down, point, high), torch.where(down, value, f_high)
-    return (low + high) / 2
+    return low if before else (low + high) / 2

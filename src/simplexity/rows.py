@@ -11,14 +11,15 @@ from torch import Tensor
 BLOCK = 128  # short enough that float32 sums inside a block keep 1e-7, a divisor of many vocabularies
 
 
-def working_copy(scores: Tensor) -> Tensor:
-    """Scores in the dtype the arithmetic runs in: float64 stays, half precision becomes float32."""
+def as_working(scores: Tensor) -> Tensor:
+    """Scores in the dtype the arithmetic runs in, detached: float64 stays, half precision becomes float32."""
     if not isinstance(scores, Tensor):
         raise ValueError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
     if not scores.is_floating_point():
         raise ValueError(f"scores must be floating point, got {scores.dtype}: pass scores.float()")
     if scores.ndim == 0 or scores.shape[-1] == 0:
         raise ValueError(f"scores must be [..., V] with V >= 1, got shape {list(scores.shape)}")
+    scores = scores.detach()
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
 
 
@@ -37,7 +38,7 @@ def per_row(parameter: "Real | float | Tensor", like: Tensor, name: str) -> "flo
     else:
         column = parameter.unsqueeze(-1)
     rows = like.shape[:-1]
-    if not covers(column.shape[:-1], rows):
+    if column.ndim != like.ndim or not covers(column.shape[:-1], rows):
         raise ValueError(
             f"{name} must be a number or one value per row, shape {list(rows)} or {[*rows, 1]}, "
             f"got shape {list(parameter.shape)}"
@@ -174,11 +175,16 @@ def first_rows(bad: Tensor, limit: int = 5) -> str:
     return f"row {names[0]}" if len(found) == 1 else f"rows {', '.join(names)}{more}"
 
 
+def in_range(value: float) -> bool:
+    """Zero, or of a size that float32 can divide by and be divided by."""
+    return value == 0 or 1e-30 <= abs(value) <= 1e30
+
+
 def all_finite(x: Tensor) -> bool:
     """Whether every entry is a finite number, told from one read on the host."""
     return bool(((x - x) == 0).all())
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A plain finite number: no bool, no NaN."""
+    """A plain number: no bool, no NaN."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

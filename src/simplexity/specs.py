@@ -42,7 +42,7 @@ def build(kind: type[Decoder], values: dict[str, Any]) -> Decoder:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What exists, and what was probably meant: " (did you mean …?): it takes …"."""
+    """What was probably meant, and what exists."""
     names = list(known)
     close = difflib.get_close_matches(word.lower(), names, 1, 0.5)
     meant = f", did you mean {close[0]!r}?" if close else "."
@@ -54,7 +54,7 @@ def to_text(decoder: Decoder) -> str:
     parts = [
         f"{f.name}={_text(getattr(decoder, f.name))}"
         for f in decoder.parameters()
-        if _differs(getattr(decoder, f.name), f.default)
+        if differs(getattr(decoder, f.name), f.default)
     ]
     return decoder.name + (":" + ",".join(parts) if parts else "")
 
@@ -66,12 +66,16 @@ def to_json(decoder: Decoder) -> dict[str, Any]:
         value = getattr(decoder, f.name)
         if callable(value) and not isinstance(value, Tensor):
             raise ValueError(f"{decoder.name}: {f.name} is a function and cannot be written as JSON")
-        if value is not None:
+        targeted = f.name == "temperature" and (
+            decoder.entropy is not None or decoder.effective_temperature is not None
+        )
+        if value is not None and not targeted:
             data[f.name] = value.tolist() if isinstance(value, Tensor) else value
     return data
 
 
-def _differs(value: Any, default: Any) -> bool:
+def differs(value: Any, default: Any) -> bool:
+    """Whether a parameter is not at its default."""
     return isinstance(value, Tensor) or (value is not default and value != default)
 
 

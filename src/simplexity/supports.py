@@ -109,12 +109,15 @@ class TopP(Support):
     def __post_init__(self) -> None:
         if not isinstance(self.p, Tensor) and not (is_number(self.p) and 0 < self.p <= 1):
             raise ValueError(f"TopP: p must be in (0, 1], got {self.p!r}")
-        if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
+        number = is_number(self.temperature) and self.temperature > 0
+        if not isinstance(self.temperature, Tensor) and not number:
             raise ValueError(f"TopP: temperature must be above 0, got {self.temperature!r}")
 
     def check(self, scores: Tensor) -> None:
         if isinstance(self.p, Tensor) and not bool(((self.p > 0) & (self.p <= 1)).all()):
             raise ValueError("TopP: p must be in (0, 1] in every row")
+        if isinstance(self.temperature, Tensor) and not bool((self.temperature > 0).all()):
+            raise ValueError("TopP: temperature must be above 0 in every row")
 
     def mask(self, scores: Tensor) -> Tensor:
         x = self._scaled(scores)
@@ -191,6 +194,14 @@ class Listed(Support):
         slots = torch.where((ids >= 0) & (ids < size), ids, size)
         table = torch.zeros(*scores.shape[:-1], size + 1, dtype=torch.bool, device=scores.device)
         return table.scatter_(-1, slots, True)[..., :-1]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ids, Tensor) and (self.ids.is_floating_point() or self.ids.dtype == torch.bool):
+            raise ValueError(
+                f"{type(self).__name__}: ids must be whole numbers, got {self.ids.dtype}; a mask goes in the context"
+            )
+        if not isinstance(self.ids, (Tensor, list, tuple)):
+            raise ValueError(f"{type(self).__name__}: ids must be a list or a tensor, got {type(self.ids).__name__}")
 
     def _tensor(self, device: "torch.device | None" = None) -> Tensor:
         if isinstance(self.ids, Tensor):

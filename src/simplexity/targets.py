@@ -1,7 +1,7 @@
 """A temperature for each row, solved for so that q has a wanted entropy.
 
-The entropy of q grows with the temperature for every decoder here; where it jumps (top-p lets one more
-token in), the temperature is that of the jump.
+The entropy of q grows with the temperature for every decoder here that looks at one model alone; where it jumps
+(top-p lets one more token in), the temperature is the one just before the jump.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def solve_temperature(
         tried = decoder._with(
             {"temperature": log_temperature.exp().to(x.dtype), "entropy": None, "effective_temperature": None}
         )
-        problem = tried.problem(x, context)
+        problem = tried.problem(scores, context)
         solution = find_solution(problem, tried.method(problem), validate)
         return target - measures.entropy(solution.q).unsqueeze(-1)
 
@@ -51,5 +51,8 @@ def solve_temperature(
     hottest = torch.maximum(hottest, coldest + 1.0)
     slack = 1e-9 if x.dtype == torch.float64 else 1e-4
     reachable = (missing(coldest) > -slack) & (missing(hottest) < slack)
-    found = find_root(missing, coldest, hottest, reads=validate and x.device.type == "cpu").exp().to(x.dtype)
+    reads = validate and x.device.type == "cpu"
+    found = find_root(missing, coldest, hottest, reads, before=True).exp().to(x.dtype)
+    # one allowed token leaves nothing to solve for, and nothing to complain about
+    reachable = reachable | (finite.sum(-1, keepdim=True) == 1)
     return found, torch.where(reachable.squeeze(-1), Status.OK, Status.UNREACHABLE).to(torch.int8)

@@ -7,6 +7,7 @@ logits these steps mostly lower the temperature: at β = 0 they give exactly sof
 1/τ' = 1/τ + (1 − (1 − step·λ)^J)/λ. `describe` reports τ' for any setting; `solver=exact` finds the optimum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,14 @@ from torch import Tensor
 from simplexity.context import Context
 from simplexity.coverage import curvature
 from simplexity.decoding import Decoder
-from simplexity.parameters import Weights, parameter, temperature
+from simplexity.parameters import parameter, temperature
 from simplexity.problem import Problem
 from simplexity.regularisers import KL, Coverage, Regulariser
 from simplexity.rows import is_number, log_softmax_and_softmax
 from simplexity.solvers import MirrorAscent, Solver
 from simplexity.supports import TopK
+
+Weights = Callable[[Tensor], Tensor]
 
 RANK_DEPTH = 32  # half-lives after which a rank weight, 2^-32, is taken as zero
 
@@ -81,7 +84,7 @@ class BestOfK(Decoder, name="bok"):
     def token_weights(self, scores: Tensor, p: Tensor) -> float | Tensor:
         """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on."""
         if callable(self.weights):
-            return self.weights(scores).to(scores)
+            return torch.as_tensor(self.weights(scores)).to(scores)
         if self.weights == "uniform":
             return 1.0
         if self.weights == "probs":

@@ -25,5 +25,6 @@ class KLAnchored(Decoder, name="kl"):
     temperature: float | Tensor = temperature()
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
-        anchor = scores if context is None or context.other is None else context.other.to(scores)
+        other = None if context is None else context.other_like(scores)
+        anchor = scores if other is None else other
         return Problem(scores, KL(torch.log_softmax(anchor / self.temperature, -1)), lam=self.lam)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from simplexity.narrow import Narrowed, narrow_to
 from simplexity.problem import Problem, raise_for
-from simplexity.rows import BLOCK, all_finite, argmax, one_hot_argmax
+from simplexity.rows import BLOCK, all_finite, argmax, one_hot_argmax, total
 from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
 from simplexity.solvers.dual_root import DualRoot
 from simplexity.solvers.mirror_ascent import MirrorAscent
@@ -75,9 +75,8 @@ def choose(problem: Problem, solver: "str | Solver | None") -> Solver:
     if isinstance(solver, str):
         if solver not in SOLVERS:
             raise ValueError(f"unknown solver {solver!r}: choose from {', '.join(SOLVERS)}")
-        chosen: Solver = SOLVERS[solver]()
-    else:
-        chosen = solver
+        solver = SOLVERS[solver]
+    chosen: Any = solver() if isinstance(solver, type) else solver  # pyright: ignore[reportCallIssue]
     if (reason := chosen.refuses(problem)) is not None:
         able = [name for name, kind in SOLVERS.items() if kind().refuses(problem) is None]
         raise ValueError(f"{chosen.name} cannot solve this problem: {reason}. These can: {', '.join(able)}")
@@ -108,7 +107,11 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
     columns = Narrowed(columns.scores - best, columns.ids)
     if narrows and not isinstance(chosen, MirrorAscent):
         columns = _within_reach(problem, columns)
-    q = _solve_open(problem, columns, chosen, reads)
+    # an ascent until some gap must look at the gap, wherever it runs
+    looks = validate if isinstance(chosen, MirrorAscent) and chosen.steps is None else reads
+    q = _solve_open(problem, columns, chosen, looks).to(problem.scores.dtype)
+    if validate and not problem.regulariser.columnwise and not all_finite(total(q)):
+        raise ValueError(f"{chosen.name} found no distribution: is the regulariser convex, and finite on the support?")
     if status is not None:
         q = q.masked_fill((status != 0).unsqueeze(-1), 0.0)
     return Solution(q, columns, problem.scores.shape[-1], status)
@@ -135,7 +138,8 @@ def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
 
 
 def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool) -> Tensor:
-    omega = problem.regulariser if columns.ids is None else problem.regulariser.take(columns.ids)
+    omega = problem.regulariser.cast(columns.scores.dtype)
+    omega = omega if columns.ids is None else omega.take(columns.ids)
     solver = solver.on(columns) if isinstance(solver, MirrorAscent) else solver
     opened = replace(problem, scores=columns.scores, regulariser=omega, support=Everything())
     if not isinstance(problem.lam, Tensor) or is_greedy(problem) or isinstance(solver, MirrorAscent):
