@@ -80,3 +80,14 @@ def test_mode_takes_the_lowest_id():
     wide = torch.zeros(1, 3_000)
     wide[0, [777, 1500, 2999]] = 0.25
     assert mode(wide).tolist() == [777]
+
+
+@pytest.mark.parametrize(
+    "spec", ["softmax", "top-k", "top-p", "sparsemax", "entmax", "kl", "bok", "bok:solver=exact", "bok:steps=1,lam=0.5"]
+)
+def test_a_decoder_draws_from_its_distribution_token_for_token(spec):
+    # drawing works on the few columns that matter, `distribution` writes q out: they must not drift apart
+    scores = 3 * torch.randn(400, 5_000, generator=torch.Generator().manual_seed(8))
+    seeds = torch.arange(400)
+    d = decoder(spec)
+    assert (d.sample(scores, seeds=seeds, step=2) == draw(d.distribution(scores), seeds=seeds, step=2)).all()

@@ -4,6 +4,7 @@ A vocabulary has 150,000 tokens and a nucleus has 50. Once it is known that the 
 problem is solved on those columns alone, and its answer put back in place.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,18 @@ class Narrowed:
     def tokens(self, columns: Tensor) -> Tensor:
         """Column numbers `[...]` as token ids."""
         return columns if self.ids is None else self.ids.gather(-1, columns.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """A solution on the columns that weigh: q `[..., n]` there, and how to write down q everywhere.
+
+    All other columns together weigh less than the rounding error of q's sum, so a draw can do without them.
+    """
+
+    q: Tensor
+    columns: Narrowed
+    write: Callable[[], Tensor]
 
 
 def narrow_to(kept: Tensor, scores: Tensor) -> Narrowed:

@@ -60,7 +60,7 @@ class BestOfK(Decoder, name="bok"):
         omega: Regulariser = KL(log_p)
         if not (is_number(self.beta) and self.beta == 0):
             omega = omega + self.beta * Coverage(self.k, self.token_weights(scores, p))
-        return Problem(s, omega, lam=self.lam)
+        return Problem(s, omega, lam=self.lam, sound=not callable(self.weights))
 
     def method(self, problem: Problem) -> Solver | None:
         if self.solver == "exact":

@@ -27,4 +27,5 @@ class KLAnchored(Decoder, name="kl"):
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         other = None if context is None else context.other_like(scores)
         anchor = scores if other is None else other
-        return Problem(scores, KL(torch.log_softmax(anchor / self.temperature, -1)), lam=self.lam)
+        log_r = torch.log_softmax(anchor / self.temperature, -1)
+        return Problem(scores, KL(log_r), lam=self.lam, sound=other is None)

@@ -1,5 +1,6 @@
 """From a problem to its q: `solve` chooses a solver by the problem, or takes the one it is given."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
@@ -7,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Narrowed, narrow_to
+from simplexity.narrow import Inside, Narrowed, narrow_to
 from simplexity.problem import Problem, raise_for
 from simplexity.rows import BLOCK, all_finite, argmax, one_hot_argmax, total
 from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
@@ -30,8 +31,8 @@ class Solver(Protocol):
         """Why this solver cannot solve the problem; None when it can."""
         ...
 
-    def __call__(self, problem: Problem, reads: bool) -> Tensor:
-        """q `[..., V]`; without `reads` no value may be looked at on the host."""
+    def __call__(self, problem: Problem, reads: bool) -> Tensor | Inside:
+        """q `[..., V]`, or its columns that weigh; without `reads` no value may be looked at on the host."""
         ...
 
 
@@ -47,9 +48,11 @@ class Solution:
     size: int
     status: Tensor | None  # int8 [...], a `Status`: rows that are not OK have q = 0. None: all are OK
 
+    write: Callable[[], Tensor] | None = None  # q everywhere, where the columns hold it only up to rounding
+
     def dense(self) -> Tensor:
         """q `[..., V]`, exact zeros off the support."""
-        return self.columns.widen(self.q, self.size)
+        return self.columns.widen(self.q, self.size) if self.write is None else self.write()
 
 
 def solve(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Any:
@@ -109,7 +112,13 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
         columns = _within_reach(problem, columns)
     # an ascent until some gap must look at the gap, wherever it runs
     looks = validate if isinstance(chosen, MirrorAscent) and chosen.steps is None else reads
-    q = _solve_open(problem, columns, chosen, looks).to(problem.scores.dtype)
+    found = _solve_open(problem, columns, chosen, looks)
+    if isinstance(found, Inside):
+        size = problem.scores.shape[-1]
+        return Solution(
+            found.q, found.columns.within(columns), size, status, lambda: columns.widen(found.write(), size)
+        )
+    q = found.to(problem.scores.dtype)
     if validate and not problem.regulariser.columnwise and not all_finite(total(q)):
         raise ValueError(f"{chosen.name} found no distribution: is the regulariser convex, and finite on the support?")
     if status is not None:
@@ -137,7 +146,7 @@ def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
     return narrow_to(torch.relu(x + span), x).within(columns)
 
 
-def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool) -> Tensor:
+def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool) -> Tensor | Inside:
     omega = problem.regulariser.cast(columns.scores.dtype)
     omega = omega if columns.ids is None else omega.take(columns.ids)
     solver = solver.on(columns) if isinstance(solver, MirrorAscent) else solver
@@ -147,4 +156,5 @@ def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool
     # rows with λ = 0 are solved with some other λ, to keep their arithmetic finite, then replaced
     greedy = problem.lam == 0
     q = solver(replace(opened, lam=torch.where(greedy, 1.0, problem.lam)), reads)
+    q = q.write() if isinstance(q, Inside) else q
     return torch.where(greedy, one_hot_argmax(columns.scores), q)

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Narrowed, narrow_to
+from simplexity.narrow import Inside, Narrowed, narrow_to
 from simplexity.problem import Problem
 from simplexity.rows import argmax, exp_, normalise_, plus, power, total
 
 FEW = 4096  # columns on which float64 costs nothing
 
 
-def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tensor) -> Tensor:
-    """q_J `[..., V]` for scores with maximum 0 whose forbidden tokens are −inf, J >= 1 and 0 <= ρ <= 1.
+def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tensor) -> Tensor | Inside:
+    """q_J for scores with maximum 0 whose forbidden tokens are −inf, J >= 1 and 0 <= ρ <= 1.
 
     `parts` as `entropic_coverage` gives them. Reads values.
     """
@@ -31,35 +31,43 @@ def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tens
     climb: float | Tensor = 0.0
     climbs = [climb] + [climb := rho * climb + step for _ in range(steps)]  # C_0 … C_J
     reward = problem.lam * factor * k
-    anchor = log_r.expand_as(x).clone()
+    anchor = log_r.expand_as(x)
     if not bool((x.amin(-1) > -torch.inf).all()):
-        anchor.masked_fill_(x == -torch.inf, -torch.inf)
-    # In these units the token with the best reference has log q_j + L_j >= 0, so q_j <= exp(anchor + C_j·drive).
+        anchor = anchor.masked_fill(x == -torch.inf, -torch.inf)
+    # In these units the token with the best reference has log q_j + L_j >= 0, so q_j is at most
+    # exp(anchor − its anchor + C_j·(x − its x + λwK)).
     best = argmax(anchor)
-    anchor.sub_(anchor.gather(-1, best))
-    level = x.gather(-1, best)
-    drive = (plus(w, reward, x) if isinstance(w, Tensor) else x + w * reward).sub_(level)
-    first_mass = total(exp_(anchor.clone()))
-    # S_j differs from C_j by at most C_J·(K−1)·q, and log q by bend·q
-    bend = reward * climb * (k - 1.0) * (w.amax(-1, keepdim=True) if isinstance(w, Tensor) else w)
-    columns = _weighing(anchor, drive, climbs, bend, best)
-    x_inside = columns.take(x) - level
+    base, level = anchor.gather(-1, best), x.gather(-1, best)
+    first_mass = total(exp_(anchor - base))
+    most = w.amax(-1, keepdim=True) if isinstance(w, Tensor) else w
+    columns = _weighing(anchor, x, climbs, base, level, reward * most, k)
     w_inside = columns.take(w.expand_as(x)) if isinstance(w, Tensor) else w
-    q_inside, scale = _climb(columns.scores, x_inside, reward * w_inside, climbs, rho, step, k, first_mass)
+    q_inside, scale = _climb(
+        columns.scores - base, columns.take(x) - level, reward * w_inside, climbs, rho, step, k, first_mass
+    )
     if columns.ids is None:
         return normalise_(q_inside)
-    q = exp_(plus(drive, climb, anchor).add_(scale.log().to(x.dtype)))
-    return normalise_(columns.add_(columns.drop_(q), q_inside))
+
+    def write() -> Tensor:
+        drive = plus(w, reward, x) if isinstance(w, Tensor) else x + w * reward
+        q = exp_(plus(drive.sub_(level), climb, anchor).add_(scale.log().to(x.dtype) - base))
+        return normalise_(columns.add_(columns.drop_(q), q_inside))
+
+    return Inside(q_inside, columns, write)
 
 
-def _weighing(anchor: Tensor, drive: Tensor, climbs: list[Any], bend: float | Tensor, best: Tensor) -> Narrowed:
+def _weighing(
+    anchor: Tensor, x: Tensor, climbs: list[Any], base: Tensor, level: Tensor, reward: float | Tensor, k: int | Tensor
+) -> Narrowed:
     """The columns of `anchor` that weigh more than rounding after the first step, or may be felt before it."""
     rounding = math.log(torch.finfo(anchor.dtype).eps)
-    felt = torch.as_tensor(bend, dtype=anchor.dtype).clamp_min(1.0).log()
-    # linear in C_j, so largest at one of the ends
-    weight = torch.maximum(plus(drive, climbs[1], anchor), plus(drive, climbs[-1], anchor))
-    weight.sub_(rounding - math.log(anchor.shape[-1]) - felt)
-    kept = torch.maximum(weight, anchor - (rounding - felt)).relu_().scatter_(-1, best, 1.0)
+    # S_j differs from C_j by at most C_J·(K−1)·q, and log q by bend·q
+    bend = torch.as_tensor(reward * climbs[-1] * (k - 1.0), dtype=anchor.dtype)
+    felt = bend.clamp_min(1.0).log()
+    # what C_J can add to C_1: nothing unless some score, with its reward, lies above that of the best reference
+    ahead = (climbs[-1] - climbs[1]) * torch.relu(reward - level) + climbs[1] * reward
+    cut = rounding - math.log(anchor.shape[-1]) - felt + base + climbs[1] * level - ahead
+    kept = torch.maximum(plus(x, climbs[1], anchor).sub_(cut), anchor - (rounding - felt + base)).relu_()
     return narrow_to(kept, anchor) if 4 * int(kept.count_nonzero()) < kept.numel() else Narrowed(anchor)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from simplexity.coverage import log_inverse
-from simplexity.narrow import Narrowed, narrow_to
+from simplexity.narrow import Inside, Narrowed, narrow_to
 from simplexity.problem import Problem
 from simplexity.rows import argmax, exp_, normalise_, plus, power, total
 
@@ -38,8 +38,8 @@ class Head(NamedTuple):
         return torch.logaddexp((self.a + self.gain).logsumexp(-1, keepdim=True), self.rest.log() + self.low)
 
 
-def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor:
-    """q `[..., V]` for scores whose forbidden tokens are −inf; `parts` as `entropic_coverage` gives them."""
+def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor | Inside:
+    """q for scores whose forbidden tokens are −inf; `parts` as `entropic_coverage` gives them."""
     c, log_r, factor, cover = parts
     k, w, strength = cover.k, cover.weights, factor * cover.k / c  # g = strength·w
     a = plus(problem.scores, 1.0 / (problem.lam * c), log_r)
@@ -61,8 +61,12 @@ def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor:
     eta, q_inside = _inside(columns.scores, gain * strength, k, reads)
     if columns.ids is None:
         return normalise_(q_inside.to(a.dtype))
-    q = exp_(risen.sub_(eta.to(a.dtype)))
-    return normalise_(columns.add_(columns.drop_(q), q_inside.to(a.dtype)))
+
+    def write() -> Tensor:
+        q = exp_(risen - eta.to(a.dtype))
+        return normalise_(columns.add_(columns.drop_(q), q_inside.to(a.dtype)))
+
+    return Inside(q_inside.to(a.dtype), columns, write)
 
 
 def _inside(a: Tensor, gain: Tensor, k: int | Tensor, reads: bool) -> tuple[Tensor, Tensor]:

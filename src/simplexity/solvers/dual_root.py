@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from simplexity.narrow import Inside
 from simplexity.problem import Problem
 from simplexity.regularisers import Regulariser, entropic_coverage
 from simplexity.roots import find_root
@@ -33,8 +34,8 @@ class DualRoot:
             return "with lam = 0 the optimum is a vertex and has no multiplier to search for"
         return None
 
-    def __call__(self, problem: Problem, reads: bool) -> Tensor:
-        """q `[..., V]` for scores whose forbidden tokens are −inf."""
+    def __call__(self, problem: Problem, reads: bool) -> Tensor | Inside:
+        """q for scores whose forbidden tokens are −inf."""
         if (parts := entropic_coverage(problem.regulariser)) is not None:
             return coverage_root(problem, parts, reads)
         return dual_root(problem, reads)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from simplexity.coverage import Geometry
-from simplexity.narrow import Narrowed
+from simplexity.narrow import Inside, Narrowed
 from simplexity.problem import Problem
 from simplexity.regularisers import KL, Regulariser, Sum, entropic_coverage
 from simplexity.rows import exp_, first_rows, is_number, log_total, per_row, total
@@ -67,7 +67,7 @@ class MirrorAscent:
         """The same ascent for a problem cut down to some columns."""
         return replace(self, start=columns.take(self.start)) if isinstance(self.start, Tensor) else self
 
-    def __call__(self, problem: Problem, reads: bool) -> Tensor:
+    def __call__(self, problem: Problem, reads: bool) -> Tensor | Inside:
         """q `[..., V]` for scores whose forbidden tokens are −inf."""
         step = self._step(problem)
         if reads and (q := self._unrolled(problem, step)) is not None:
@@ -107,7 +107,7 @@ class MirrorAscent:
                 )
         return q
 
-    def _unrolled(self, problem: Problem, step: float | Tensor | None) -> Tensor | None:
+    def _unrolled(self, problem: Problem, step: float | Tensor | None) -> Tensor | Inside | None:
         """The same iterates by the shortcut for KL plus coverage, where it applies."""
         parts = entropic_coverage(problem.regulariser)
         if (
