@@ -228,7 +228,7 @@ def test_import_needs_torch_alone():
 LAYERS = [
     {"rows", "context", "recorded", "roots", "coverage"},
     {"narrow", "regularisers", "supports", "draw", "measures", "parameters"},
-    {"problem"},
+    {"problem", "structure"},
     {"certificate", "solvers"},
     {"targets", "specs", "decoding"},
     {"decoders"},

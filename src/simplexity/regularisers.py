@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simplexity.coverage import Geometry, curvature, log_inverse
+from simplexity.coverage import Geometry, curvature
 from simplexity.rows import first_rows, is_number, power, tiny
 
 HUGE = 1e38
@@ -316,13 +316,6 @@ class Sum(Regulariser):
             slope = slope + c * term.grad(q)
         return slope
 
-    def inverse_grad(self, x: Tensor) -> Tensor | None:
-        parts = entropic_coverage(self)
-        if parts is None:
-            return None
-        c, log_r, factor, cover = parts
-        return log_inverse(x / c + log_r - 1.0, cover.weights * (factor * cover.k / c), cover.k).exp_()
-
     def smoothness(self, geometry: Geometry) -> float | Tensor | None:
         parts = [(c, term.smoothness(geometry)) for c, term in self.terms]
         if any(part is None for _, part in parts):
@@ -343,33 +336,6 @@ class Sum(Regulariser):
 
     def cast(self, dtype: torch.dtype) -> "Sum":
         return Sum(tuple((c.to(dtype) if isinstance(c, Tensor) else c, t.cast(dtype)) for c, t in self.terms))
-
-
-def entropic(regulariser: Regulariser) -> tuple[Any, Any] | None:
-    """(c, log r) when Ω(q) = c·KL(q ‖ r) up to a constant: negative entropy, KL, and their sums."""
-    if isinstance(regulariser, NegEntropy):
-        return 1.0, 0.0
-    if isinstance(regulariser, KL):
-        return 1.0, regulariser.log_reference
-    if not isinstance(regulariser, Sum):
-        return None
-    parts = [(c, entropic(term)) for c, term in regulariser.terms]
-    if not parts or any(part is None for _, part in parts):
-        return None
-    weight = sum(c for c, _ in parts)
-    if is_number(weight) and weight == 0:
-        return None
-    return weight, sum(c * part[1] for c, part in parts if part is not None) / weight
-
-
-def entropic_coverage(regulariser: Regulariser) -> tuple[Any, Any, Any, Coverage] | None:
-    """(c, log r, b, coverage) when Ω = c·KL(q ‖ r) + b·coverage, up to a constant."""
-    if not isinstance(regulariser, Sum):
-        return None
-    covers = [(b, term) for b, term in regulariser.terms if isinstance(term, Coverage)]
-    others = tuple((c, term) for c, term in regulariser.terms if not isinstance(term, Coverage))
-    base = entropic(others[0][1] if len(others) == 1 and is_number(others[0][0]) and others[0][0] == 1 else Sum(others))
-    return None if len(covers) != 1 or base is None else (*base, *covers[0])
 
 
 @dataclass(frozen=True, eq=False)

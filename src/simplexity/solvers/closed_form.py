@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from simplexity.problem import Problem
-from simplexity.regularisers import HalfSquare, Regulariser, Sum, Tsallis, Zero, entropic
+from simplexity.regularisers import HalfSquare, Regulariser, Sum, Tsallis, Zero
 from simplexity.rows import divide, exp_, is_number, normalise_, one_hot_argmax, softmax_
+from simplexity.structure import entropic
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from simplexity.narrow import Inside
 from simplexity.problem import Problem
-from simplexity.regularisers import Regulariser, entropic_coverage
+from simplexity.regularisers import Regulariser
 from simplexity.roots import find_root
 from simplexity.rows import tiny, total
 from simplexity.solvers.coverage_root import coverage_root
+from simplexity.structure import entropic_coverage
 
 
 @dataclass(frozen=True)

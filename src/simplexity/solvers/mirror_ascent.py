@@ -15,10 +15,11 @@ from torch import Tensor
 from simplexity.coverage import Geometry
 from simplexity.narrow import Inside, Narrowed
 from simplexity.problem import Problem
-from simplexity.regularisers import KL, Regulariser, Sum, entropic_coverage
+from simplexity.regularisers import KL, Regulariser, Sum
 from simplexity.rows import exp_, first_rows, is_number, log_total, per_row, total
 from simplexity.solvers.closed_form import project_to_simplex
 from simplexity.solvers.coverage_ascent import coverage_ascent
+from simplexity.structure import entropic_coverage
 
 HALVINGS = 60  # from any sensible first step down to rounding error
 
