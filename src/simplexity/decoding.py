@@ -170,8 +170,11 @@ class Decoder(ABC):
         return q, certify(problem, q)
 
     def _solution(self, scores: Tensor, context: Context | None, validate: bool) -> Solution:
+        scores = as_working(scores)
         problem, solver, status = self._posed(scores, context, validate)
-        solution = find_solution(problem, solver, validate)
+        # a decoder that poses its problem on the very scores just checked needs no second look at them
+        same = problem.scores.data_ptr() == scores.data_ptr() and (context is None or context.mask is None)
+        solution = find_solution(problem, solver, validate, checked=same)
         if status is None or solution.status is None:
             return solution
         status = torch.where(status == 0, solution.status, status)

@@ -86,8 +86,10 @@ def choose(problem: Problem, solver: "str | Solver | None") -> Solver:
     return chosen
 
 
-def find_solution(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Solution:
-    """`solve`, with q still on the columns that matter."""
+def find_solution(
+    problem: Problem, solver: "str | Solver | None" = None, validate: bool = True, checked: bool = False
+) -> Solution:
+    """`solve`, with q still on the columns that matter; `checked` scores are known to be sound in every row."""
     chosen = choose(problem, solver)
     reads = validate and problem.scores.device.type == "cpu"  # on a GPU every read stalls the stream
     if validate:
@@ -99,7 +101,8 @@ def find_solution(problem: Problem, solver: "str | Solver | None" = None, valida
     status = None
     if validate:
         # a NaN or a +inf is the largest score of its row, and no support but a list of ids drops that
-        if not all_finite(best) or not (problem.support.keeps_best or all_finite(scores.amax(-1))):
+        known = checked and problem.support.keeps_best and scores is problem.scores
+        if not known and not (all_finite(best) and (problem.support.keeps_best or all_finite(scores.amax(-1)))):
             raise_for(problem.status(best))
     else:
         status = problem.status(best)
