@@ -29,6 +29,7 @@ from simplexity import (
     decoder,
     solve,
 )
+from simplexity.anchor import Anchor
 
 SRC = Path(sx.__file__).parent
 
@@ -111,7 +112,7 @@ def test_a_reference_of_zero_forbids_a_token():
 
 def test_weights_of_best_of_k():
     s = torch.tensor([[1.0, 3.0, 2.0, 2.0]])
-    weigh = lambda spec: decoder(spec).token_weights(s, torch.softmax(s, -1))  # noqa: E731
+    weigh = lambda spec: decoder(spec).token_weights(Anchor(s, 1.0))  # noqa: E731
     assert weigh("bok:weights=uniform") == 1.0
     assert weigh("bok:weights=top-m,m=2").tolist() == [[0, 1, 1, 0]]
     torch.testing.assert_close(weigh("bok:weights=rank,m=1"), torch.tensor([[0.125, 1.0, 0.5, 0.25]]))
@@ -228,8 +229,9 @@ def test_import_needs_torch_alone():
 LAYERS = [
     {"rows", "context", "recorded", "roots", "coverage"},
     {"narrow", "regularisers", "supports", "draw", "measures", "parameters"},
-    {"problem", "structure"},
+    {"problem", "structure", "anchor"},
     {"certificate", "solvers"},
+    {"kernels"},
     {"targets", "specs", "decoding"},
     {"decoders"},
 ]

@@ -9,7 +9,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +17,24 @@ from torch import Tensor
 from simplexity import measures, specs
 from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
-from simplexity.draw import Seeds, draw, mode
+from simplexity.draw import Seeds, inverse_cdf, mode, uniforms
+from simplexity.kernels import draw_fused
 from simplexity.parameters import Rule, rule_of
 from simplexity.problem import Problem, raise_for, status_of
-from simplexity.rows import all_finite, as_working, per_row
+from simplexity.rows import all_finite, as_working, block_maxima, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
 
 REGISTRY: dict[str, type[Decoder]] = {}
+
+
+class Posed(NamedTuple):
+    """The problem of some scores, and what is known about it."""
+
+    problem: Problem
+    solver: Solver | None
+    status: Tensor | None  # int8 [...], a `Status`; None: the scores were checked and are sound
+    peaks: Tensor | None  # block maxima of the problem's scores, where those are the scores checked
 
 
 def _target(doc: str) -> Any:
@@ -101,7 +111,7 @@ class Decoder(ABC):
 
         `validate=False` does not synchronise with the host and returns `(q, status)`: see `solve`.
         """
-        solution = self._solution(scores, context, validate)
+        solution = self._solution(self._posed(scores, context, validate))
         return solution.dense() if validate else (solution.dense(), solution.status)
 
     def sample(
@@ -123,15 +133,18 @@ class Decoder(ABC):
         if context is not None:
             seeds = context.seeds if seeds is None and generator is None else seeds
             step = context.step if step is None else step
-        solution = self._solution(scores, context, validate)
-        tokens = solution.columns.tokens(
-            draw(solution.q, generator, seeds, 0 if step is None else step, validate=False)
-        )
+        scores = as_working(scores)
+        u = uniforms(scores.shape[:-1], scores.device, generator, seeds, 0 if step is None else step)
+        posed = self._posed(scores, context, validate)
+        if posed.peaks is not None and (tokens := draw_fused(posed.problem, posed.solver, posed.peaks, u)) is not None:
+            return tokens
+        solution = self._solution(posed)
+        tokens = solution.columns.tokens(inverse_cdf(solution.q, u))
         return tokens if validate else (_blank(tokens, solution.status), solution.status)
 
     def mode(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
         """The most probable token of each row, int64 `[...]`."""
-        solution = self._solution(scores, context, validate)
+        solution = self._solution(self._posed(scores, context, validate))
         tokens = solution.columns.tokens(mode(solution.q))
         return tokens if validate else (_blank(tokens, solution.status), solution.status)
 
@@ -165,41 +178,32 @@ class Decoder(ABC):
         return (inspect.getdoc(cls) or "").split("\n")[0]
 
     def _certified(self, scores: Tensor, context: Context | None) -> tuple[Tensor, Certificate]:
-        problem, solver, _ = self._posed(scores, context, True)
-        q = find_solution(problem, solver).dense()
-        return q, certify(problem, q)
+        posed = self._posed(scores, context, True)
+        q = self._solution(posed).dense()
+        return q, certify(posed.problem, q)
 
-    def _solution(self, scores: Tensor, context: Context | None, validate: bool) -> Solution:
-        scores = as_working(scores)
-        problem, solver, status = self._posed(scores, context, validate)
-        # a decoder that poses its problem on the very scores just checked needs no second look at them
-        same = problem.scores.data_ptr() == scores.data_ptr() and (context is None or context.mask is None)
-        solution = find_solution(problem, solver, validate, checked=same)
+    def _solution(self, posed: Posed) -> Solution:
+        status = posed.status
+        solution = find_solution(posed.problem, posed.solver, status is None, posed.peaks)
         if status is None or solution.status is None:
             return solution
         status = torch.where(status == 0, solution.status, status)
         return replace(solution, q=solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), status=status)
 
-    def _posed(
-        self, scores: Tensor, context: Context | None, validate: bool
-    ) -> tuple[Problem, Solver | None, Tensor | None]:
-        """The problem of these scores, its solver and, without validation, a status for each row."""
+    def _posed(self, scores: Tensor, context: Context | None, validate: bool) -> Posed:
         scores = as_working(scores)
         if context is not None:
             scores = context.restrict(scores)
-        status = None
+        status = peaks = None
         if not validate:
             status = status_of(scores)
             scores = scores.masked_fill((status != 0).unsqueeze(-1), 0.0)  # solvable, and erased in the end
-        elif not all_finite(scores.amax(-1)):
-            raise_for(status_of(scores))
-        decoder = self._with(
-            {
-                f.name: per_row(value, scores, f.name)
-                for f in fields(self)
-                if isinstance(value := getattr(self, f.name), Tensor)
-            }
-        )
+        else:
+            peaks = block_maxima(scores)
+            if not all_finite(peaks.amax(-1)):
+                raise_for(status_of(scores))
+        columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
+        decoder = self._with({name: per_row(value, scores, name) for name, value in columns.items()})
         if decoder.entropy is not None or decoder.effective_temperature is not None:
             if context is not None and context.other is not None:
                 raise ValueError(f"{self.name}: a target cannot be solved for beside another model's logits")
@@ -210,7 +214,8 @@ class Decoder(ABC):
             else:
                 status = torch.where(status == 0, unreachable, status)
         problem = decoder.problem(scores, context)
-        return problem, decoder.method(problem), status
+        # a decoder that poses its problem on the very scores just checked needs no second look at them
+        return Posed(problem, decoder.method(problem), status, peaks if problem.scores is scores else None)
 
     def _with(self, values: dict[str, Any]) -> Decoder:
         """A copy with other parameters, unchecked: a check would read per-row values on the host."""

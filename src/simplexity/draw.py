@@ -37,10 +37,20 @@ def draw(
     >>> draw(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), seeds=[7, 8])
     tensor([1, 0])
     """
-    rows = q.shape[:-1]
     q = q if q.dtype in (torch.float32, torch.float64) else q.float()
     if validate and bool((bad := ~((q.sum(-1) > 0) & (q.amin(-1) >= 0) & (q.amax(-1) < torch.inf))).any()):
         raise ValueError(f"{first_rows(bad)} of q has no mass to draw from, or negative or infinite entries")
+    return inverse_cdf(q, uniforms(q.shape[:-1], q.device, generator, seeds, step))
+
+
+def uniforms(
+    rows: torch.Size,
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    seeds: Seeds | None = None,
+    step: int | Tensor = 0,
+) -> Tensor:
+    """One number in [0, 1) for each row, float64 `[...]`: from the seeds and the step, or from the generator."""
     if generator is not None and seeds is not None:
         raise ValueError("give a generator or seeds, not both")
     if isinstance(step, Tensor) and (step.is_floating_point() or not covers(step.shape, rows)):
@@ -48,10 +58,8 @@ def draw(
     if not isinstance(step, (int, Tensor)):
         raise ValueError(f"step must be a whole number, got {step!r}")
     if seeds is None:
-        u = torch.rand(rows, generator=generator, dtype=torch.float64, device=q.device)
-    else:
-        u = uniform(as_seeds(seeds, rows, q.device), step)
-    return inverse_cdf(q, u)
+        return torch.rand(rows, generator=generator, dtype=torch.float64, device=device)
+    return uniform(as_seeds(seeds, rows, device), step)
 
 
 def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
@@ -61,23 +69,23 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
     """
     if q.shape[-1] == 1:
         return torch.zeros_like(u, dtype=torch.int64)
-    u = u.unsqueeze(-1)
+    u = u.unsqueeze(-1).clamp_max(1 - 2**-52)  # u·Σq must not round up to Σq, which no cumulative sum exceeds
     if q.shape[-1] < 4 * BLOCK:
         ends = q.cumsum(-1, dtype=torch.float64)
         return _first_above(ends, u * ends[..., -1:]).squeeze(-1)
     blocks = in_blocks(q)
-    ends = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    sums = blocks.sum(-1)
+    ends = sums.cumsum(-1, dtype=torch.float64)
     target = u * ends[..., -1:]
     block = _first_above(ends, target)
-    before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp_min_(0)), 0.0)
     inside = pick(blocks, block).cumsum(-1, dtype=torch.float64)
-    return (block * blocks.shape[-1] + _first_above(inside, target - before)).squeeze(-1)
+    # the block was summed in another precision: what is left of the target may lie a rounding beyond its end
+    left = torch.minimum(target - (ends - sums).gather(-1, block), inside[..., -1:] * (1 - 2**-52))
+    return _first_above(inside, left).add_(block, alpha=blocks.shape[-1]).squeeze(-1)
 
 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
-    """The first index whose cumulative sum exceeds target, `[..., 1]`."""
-    # rounding may put the target at the very end, where nothing exceeds it
-    target = torch.minimum(target, ends[..., -1:] * (1 - 2**-52))
+    """The first index whose cumulative sum exceeds target, `[..., 1]`; the last one in a row without mass."""
     return torch.searchsorted(ends, target, right=True).clamp_max_(ends.shape[-1] - 1)
 
 

@@ -70,21 +70,51 @@ class Inside:
 
 
 def narrow_to(kept: Tensor, scores: Tensor) -> Narrowed:
-    """The columns of `scores` where `kept` `[..., V]` is above zero, at least one in every row.
+    """The columns of `scores` where `kept` `[..., V]` is above zero, at least one in every row."""
+    rows = kept.reshape(-1, kept.shape[-1])
+    row, column = _above(rows, in_blocks(rows).amax(-1), rows.new_zeros(len(rows), 1))
+    return _columns(row, column, scores)
 
-    Two levels: first the blocks that hold anything, then their entries; `nonzero` over a whole
-    vocabulary costs more than all the arithmetic. The width is that of the row that keeps most.
+
+def narrow_above(scores: Tensor, floor: Tensor, peaks: Tensor) -> Narrowed:
+    """The columns of `scores` above `floor` `[..., 1]`, at least one in every row; `peaks` are their block maxima."""
+    rows, peaks = scores.reshape(-1, scores.shape[-1]), peaks.reshape(-1, peaks.shape[-1])
+    row, column = _above(rows, peaks, floor.expand(*scores.shape[:-1], 1).reshape(-1, 1))
+    if len(rows) == 1:
+        return Narrowed(
+            rows[0].index_select(0, column).expand(*scores.shape[:-1], -1), column.expand(*scores.shape[:-1], -1)
+        )
+    return _columns(row, column, scores)
+
+
+def _above(x: Tensor, peaks: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """(row, column) of the entries of x `[n, V]` above `floor` `[n, 1]`, in order.
+
+    Two levels: first the blocks that hold any, then their entries; `nonzero` over a whole vocabulary
+    costs more than all the arithmetic.
     """
-    size, shape = scores.shape[-1], scores.shape[:-1]
-    blocks = in_blocks(kept.reshape(-1, size))
-    row, block = (blocks.amax(-1) > 0).nonzero(as_tuple=True)
-    entry, offset = blocks[row, block].nonzero(as_tuple=True)
-    row, column = row[entry], block[entry] * blocks.shape[-1] + offset
-    counts = torch.bincount(row, minlength=blocks.shape[0])
+    blocks = in_blocks(x, fill=-torch.inf)
+    row, block = (peaks > floor).nonzero().unbind(1)
+    length = blocks.shape[-1]
+    inside = blocks.reshape(-1, length).index_select(0, block if len(x) == 1 else row * blocks.shape[-2] + block)
+    bound = floor if len(x) == 1 else floor.index_select(0, row)
+    entry, offset = (inside > bound).nonzero().unbind(1)
+    column = torch.add(offset, block.index_select(0, entry), alpha=length)
+    return row.index_select(0, entry), column
+
+
+def _columns(row: Tensor, column: Tensor, scores: Tensor) -> Narrowed:
+    """Entries as a table with one line for each row, as wide as the row that keeps most."""
+    flat = scores.reshape(-1, scores.shape[-1])
+    shape = scores.shape[:-1]
+    counts = torch.bincount(row, minlength=len(flat))
+    ends = counts.cumsum(0)
+    starts = ends - counts
     width = int(counts.max()) if len(counts) else 1
-    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-    ids = column[counts.cumsum(0) - counts].unsqueeze(-1).repeat(1, width)
-    ids[row, place] = column
+    place = torch.arange(len(row), device=row.device) - starts.index_select(0, row)
+    ids = column.index_select(0, starts).unsqueeze(-1).repeat(1, width)
+    place.add_(row, alpha=width)
+    ids.view(-1)[place] = column
     values = scores.new_full(ids.shape, -torch.inf)
-    values[row, place] = scores.reshape(-1, size)[row, column]
+    values.view(-1)[place] = flat[row, column]
     return Narrowed(values.view(*shape, width), ids.view(*shape, width))

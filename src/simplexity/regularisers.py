@@ -5,7 +5,7 @@ one that is separable, Ω(q) = Σ_v φ_v(q_v), can be inverted token by token an
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -283,10 +283,10 @@ class Coverage(Regulariser):
             raise ValueError(f"Coverage: weights must be >= 0, got {self.weights}")
 
     def take(self, ids: Tensor) -> "Coverage":
-        return replace(self, weights=_take(self.weights, ids)) if isinstance(self.weights, Tensor) else self
+        return Coverage(self.k, _take(self.weights, ids)) if isinstance(self.weights, Tensor) else self
 
     def cast(self, dtype: torch.dtype) -> "Coverage":
-        return replace(self, weights=self.weights.to(dtype)) if isinstance(self.weights, Tensor) else self
+        return Coverage(self.k, self.weights.to(dtype)) if isinstance(self.weights, Tensor) else self
 
 
 @dataclass(frozen=True, eq=False)

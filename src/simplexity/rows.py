@@ -8,6 +8,10 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+FLOORS = {  # where exp is safely a normal number, and what it is a little above there
+    dtype: (math.log(torch.finfo(dtype).tiny) + 0.5, 2 * torch.finfo(dtype).tiny)
+    for dtype in (torch.float32, torch.float64)
+}
 BLOCK = 128  # short enough that float32 sums inside a block keep 1e-7, a divisor of many vocabularies
 
 
@@ -19,7 +23,7 @@ def as_working(scores: Tensor) -> Tensor:
         raise ValueError(f"scores must be floating point, got {scores.dtype}: pass scores.float()")
     if scores.ndim == 0 or scores.shape[-1] == 0:
         raise ValueError(f"scores must be [..., V] with V >= 1, got shape {list(scores.shape)}")
-    scores = scores.detach()
+    scores = scores.detach() if scores.requires_grad else scores
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
 
 
@@ -95,9 +99,8 @@ def exp_(x: Tensor) -> Tensor:
     Processors take a hundred times as long over subnormal numbers, and a row of peaked scores is full
     of them.
     """
-    smallest = torch.finfo(x.dtype).tiny
-    floor = math.log(smallest) + 0.5  # safely on the normal side
-    return torch.threshold_(x.clamp_min_(floor).exp_(), 2 * smallest, 0.0)
+    floor, smallest = FLOORS[x.dtype]
+    return torch.threshold_(x.clamp_min_(floor).exp_(), smallest, 0.0)
 
 
 def normalise_(x: Tensor) -> Tensor:
@@ -124,7 +127,12 @@ def log_total(x: Tensor) -> Tensor:
     return total(exp_(torch.sub(x, peak))).log_().to(x.dtype) + peak
 
 
-def argmax(x: Tensor) -> Tensor:
+def block_maxima(x: Tensor) -> Tensor:
+    """The largest entry of each block, `[..., V/b]`: what tells where the few columns that matter are."""
+    return in_blocks(x, fill=-torch.inf).amax(-1)
+
+
+def argmax(x: Tensor, peaks: Tensor | None = None) -> Tensor:
     """The lowest id among the largest entries, `[..., 1]`: first the best block, then its best entry.
 
     `torch.argmax` over a whole vocabulary takes ten times as long as `amax`.
@@ -132,7 +140,7 @@ def argmax(x: Tensor) -> Tensor:
     if x.shape[-1] < 4 * BLOCK:
         return x.argmax(-1, keepdim=True)
     blocks = in_blocks(x, fill=-torch.inf)
-    block = blocks.amax(-1).argmax(-1, keepdim=True)
+    block = (blocks.amax(-1) if peaks is None else peaks).argmax(-1, keepdim=True)
     return block * blocks.shape[-1] + pick(blocks, block).argmax(-1, keepdim=True)
 
 
@@ -182,7 +190,7 @@ def in_range(value: float) -> bool:
 
 def all_finite(x: Tensor) -> bool:
     """Whether every entry is a finite number, told from one read on the host."""
-    return bool(((x - x) == 0).all())
+    return (x - x).sum().item() == 0  # a number less itself is 0; inf and NaN give NaN
 
 
 def is_number(value: object) -> TypeGuard[float]:

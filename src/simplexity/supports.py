@@ -4,6 +4,7 @@ A support is a rule, not a mask: it is applied to the scores of a step and keeps
 tokens whose score is above −inf.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Narrowed, narrow_to
-from simplexity.rows import covers, exp_, is_number, per_row, total
+from simplexity.narrow import Narrowed, narrow_above, narrow_to
+from simplexity.rows import block_length, block_maxima, covers, exp_, in_blocks, is_number, per_row, total
 
 
 class Support(ABC):
@@ -28,8 +29,11 @@ class Support(ABC):
     def check(self, scores: Tensor) -> None:
         """Raise a ValueError where the rule does not fit the scores. May read values."""
 
-    def narrow(self, scores: Tensor) -> Narrowed:
-        """The scores with the rule applied, on fewer columns where that is cheaper. May read values."""
+    def narrow(self, scores: Tensor, peaks: Tensor | None = None) -> Narrowed:
+        """The scores with the rule applied, on fewer columns where that is cheaper. May read values.
+
+        `peaks`: the block maxima of the scores, where the caller has them.
+        """
         return Narrowed(scores.masked_fill(~self.mask(scores), -torch.inf))
 
     def then(self, second: "Support") -> "Support":
@@ -46,7 +50,7 @@ class Everything(Support):
     def mask(self, scores: Tensor) -> Tensor:
         return scores > -torch.inf
 
-    def narrow(self, scores: Tensor) -> Narrowed:
+    def narrow(self, scores: Tensor, peaks: Tensor | None = None) -> Narrowed:
         return Narrowed(scores)
 
 
@@ -81,15 +85,28 @@ class TopK(Support):
         room = k - above.sum(-1, keepdim=True)
         return (above | (tied & (tied.cumsum(-1) <= room))) & (scores > -torch.inf)
 
-    def narrow(self, scores: Tensor) -> Narrowed:
+    def narrow(self, scores: Tensor, peaks: Tensor | None = None) -> Narrowed:
         if isinstance(self.k, Tensor) or self.k >= scores.shape[-1]:
             return super().narrow(scores)
-        best = scores.topk(int(self.k) + 1)
-        last, next_ = best.values[..., -2], best.values[..., -1]
-        if not bool((last > next_).all()):  # a tie at the cut: only the full rule knows which ids win
+        best, ids = best_scores(scores, int(self.k) + 1, peaks)
+        if not bool((best[..., -2] > best[..., -1]).all()):  # a tie at the cut: only the full rule knows which ids win
             return super().narrow(scores)
-        ids = best.indices[..., :-1].sort(-1).values
+        ids = ids[..., :-1].sort(-1).values
         return Narrowed(scores.gather(-1, ids), ids)
+
+
+def best_scores(scores: Tensor, n: int, peaks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The n best scores and their ids, best first; ties in any order.
+
+    The n best entries lie in the n blocks with the best maxima: most of a vocabulary is not looked at.
+    """
+    if peaks is None or 4 * n > peaks.shape[-1]:
+        return tuple(scores.topk(n))  # pyright: ignore[reportReturnType]
+    blocks, length = in_blocks(scores, fill=-torch.inf), block_length(scores.shape[-1])
+    chosen = peaks.topk(n).indices
+    inside = blocks.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, length)).flatten(-2)
+    best, place = inside.topk(n)
+    return best, chosen.gather(-1, place // length).mul_(length).add_(place % length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,65 +137,82 @@ class TopP(Support):
             raise ValueError("TopP: temperature must be above 0 in every row")
 
     def mask(self, scores: Tensor) -> Tensor:
-        x = self._scaled(scores)
-        return _nucleus(x, self._needed(total(exp_(x.clone())), scores), scores) & (scores > -torch.inf)
+        e, needed = self._weighed(scores, scores.amax(-1, keepdim=True))
+        return (_prefix(e, needed, scores)[0] > 0) & (scores > -torch.inf)
 
-    def narrow(self, scores: Tensor) -> Narrowed:
+    def narrow(self, scores: Tensor, peaks: Tensor | None = None) -> Narrowed:
         if not isinstance(self.p, Tensor) and self.p == 1:
             return Narrowed(scores)
-        x = self._scaled(scores)
-        e = exp_(x)
-        needed = self._needed(total(e), scores)
-        for cut in (0.02, 1e-4):  # relative to the best token; most nuclei end above
-            kept = torch.threshold(e, cut, 0.0)
-            if bool((total(kept) >= needed).all()):
-                if 16 * int(kept.count_nonzero()) > kept.numel() > BINS:
-                    break  # too many to sort
-                few = narrow_to(kept, scores)
-                return few.keep(_nucleus(self._scaled(few.scores), needed, few.scores))
-        return _wide_nucleus(e, needed, scores)
+        few, kept, _ = self.nucleus(scores, block_maxima(scores) if peaks is None else peaks)
+        return Narrowed(few.scores - kept.reciprocal_().sub_(1.0), few.ids)  # 1/0 − 1 takes a score to −inf
 
-    def _scaled(self, scores: Tensor) -> Tensor:
-        return (scores - scores.amax(-1, keepdim=True)).div_(per_row(self.temperature, scores, "temperature"))
+    def nucleus(self, scores: Tensor, peaks: Tensor) -> tuple[Narrowed, Tensor, Tensor]:
+        """Columns that hold the nucleus, 1.0 for those in it and 0.0 for others, and their exp((s − max s)/τ)."""
+        best, tau = peaks.amax(-1, keepdim=True), per_row(self.temperature, scores, "temperature")
+        e, needed = self._weighed(scores, best)
+        floor = best + tau * math.log(CUT)
+        if not crowded(scores, floor):
+            few = narrow_above(scores, floor, peaks)
+            inside = exp_((few.scores - best).div_(tau))
+            kept, mass = _prefix(inside, needed, few.scores)
+            if bool((mass >= needed).all()):
+                return few, kept, inside
+        return Narrowed(scores), _wide_nucleus(e, needed, scores), e
 
-    def _needed(self, mass: Tensor, scores: Tensor) -> Tensor:
-        p = per_row(self.p, scores, "p")
+    def _weighed(self, scores: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+        """(exp((s − max s)/τ), the part of its sum that the nucleus must hold); +inf where p = 1."""
+        e = exp_(torch.sub(scores, best).div_(per_row(self.temperature, scores, "temperature")))
+        mass, p = total(e), per_row(self.p, scores, "p")
         if isinstance(p, Tensor):
-            return torch.where(p >= 1, torch.inf, p.double() * mass)
-        return mass * p if p < 1 else torch.full_like(mass, torch.inf)
+            return e, torch.where(p >= 1, torch.inf, p.double() * mass)
+        return e, mass * p if p < 1 else torch.full_like(mass, torch.inf)
 
 
-def _nucleus(x: Tensor, needed: Tensor, order: Tensor) -> Tensor:
-    """The tokens, best `order` first, before which less than `needed` of Σ exp(x) lies."""
+CUT = 1e-3  # relative to the best token: most nuclei end above
+SAMPLE = 2048  # entries of a row that tell where the edge of a wider nucleus lies
+
+
+def _prefix(e: Tensor, needed: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """1.0 for the tokens, best `order` first, before which less than `needed` of Σ e lies, else 0.0; and Σ e."""
     ids = order.argsort(dim=-1, descending=True, stable=True)
-    mass = torch.exp(x.gather(-1, ids)).double()
-    kept = mass.cumsum(-1) - mass < needed
-    return torch.zeros_like(kept).scatter(-1, ids, kept)
+    mass = e.gather(-1, ids)
+    ends = mass.cumsum(-1, dtype=torch.float64)
+    kept = (ends - mass < needed).to(e.dtype)
+    return torch.empty_like(kept).scatter_(-1, ids, kept), ends[..., -1:]
 
 
-def _wide_nucleus(e: Tensor, needed: Tensor, scores: Tensor) -> Narrowed:
-    """The nucleus of a flat row without sorting it: only the bin of scores in which the mass is reached is sorted."""
-    shape, size = scores.shape[:-1], scores.shape[-1]
+def _wide_nucleus(e: Tensor, needed: Tensor, scores: Tensor) -> Tensor:
+    """The nucleus of a flat row without sorting it: a sample tells where its edge lies, only that band is sorted.
+
+    Indicators are numbers, not booleans: over a whole vocabulary those are several times faster.
+    """
+    size = scores.shape[-1]
     flat, e, needed = scores.reshape(-1, size), e.reshape(-1, size), needed.reshape(-1, 1)
-    best = flat.amax(-1, keepdim=True)
-    worst = torch.where(flat > -torch.inf, flat, best).amin(-1, keepdim=True)
-    # any bins will do as long as a better score never lands in a later one
-    bins = ((best - flat) * (BINS / (best - worst).clamp_min(1e-30))).clamp_(0, BINS).to(torch.int32)
-    offset = torch.arange(len(flat), dtype=torch.int32, device=flat.device).unsqueeze(-1) * (BINS + 1)
-    mass = torch.bincount((bins + offset).view(-1), e.view(-1).double(), len(flat) * (BINS + 1)).view(-1, BINS + 1)
-    ends = mass.cumsum(-1)
-    crossing = torch.searchsorted(ends, torch.minimum(needed, ends[:, -1:]))  # the last bin with mass, at the latest
-    left = needed - (ends - mass).gather(-1, crossing)
-    split = bins == crossing.to(torch.int32)
-    few = narrow_to(split.to(torch.int8), flat)
-    # the bins were summed in another order than the row was: one token more or less at the very edge of p
-    chosen = _nucleus(torch.log(few.take(e)).masked_fill_(few.scores == -torch.inf, -torch.inf), left, few.scores)
-    mask = (bins < crossing.to(torch.int32)).to(torch.int8)
-    mask = few.add_(mask, (chosen & (few.scores > -torch.inf)).to(torch.int8)) > 0
-    return Narrowed(scores.masked_fill(~mask.view(*shape, size), -torch.inf))
+    stride = max(size // SAMPLE, 1)
+    part, place = e[:, ::stride].sort(-1)
+    # count from the worst token up: small numbers, whose sums a sample tells well
+    sums, left_out = part.double(), total(e) - needed
+    doubt = 4 * stride * sums.square().cumsum(-1).sqrt_()
+    below = sums.cumsum(-1).mul_(stride)
+    lower = part.gather(-1, ((below + doubt < left_out).sum(-1, keepdim=True) - 1).clamp_min_(0))
+    upper = part.gather(-1, (below - doubt < left_out).sum(-1, keepdim=True).clamp_max_(part.shape[-1] - 1))
+    # best tokens first: those from `upper` on, then the band [lower, upper), in which the mass is reached
+    kept = (e - torch.nextafter(upper, torch.zeros_like(upper))).relu_().sign_()
+    left = needed - total(e * kept)
+    band = torch.minimum(e - torch.nextafter(lower, torch.full_like(lower, -1.0)), upper - e)
+    few = narrow_to(band.scatter_(-1, place[:, -1:] * stride, 1.0), flat)  # never empty
+    mass = few.take(e)
+    mass.masked_fill_((few.scores == -torch.inf) | (mass >= upper), 0.0)
+    if bool(((left <= 0) | (mass.sum(-1, keepdim=True, dtype=torch.float64) < left)).any()):  # the sample misled
+        return _prefix(e, needed, flat)[0].view_as(scores)
+    chosen = _prefix(mass, left, few.scores)[0].mul_(mass.sign_())
+    return few.add_(kept, chosen).view_as(scores)
 
 
-BINS = 1024
+def crowded(scores: Tensor, floor: Tensor) -> bool:
+    """Whether more than one token in eight seems to lie above the floor, told from a sample."""
+    sample = scores[..., ::61]
+    return 8 * int((sample > floor).sum()) > sample.numel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from simplexity.anchor import Anchor, AnchorCoverage, AnchorKL
 from simplexity.context import Context
 from simplexity.coverage import curvature
 from simplexity.decoding import Decoder
 from simplexity.parameters import parameter, temperature
 from simplexity.problem import Problem
-from simplexity.regularisers import KL, Coverage, Regulariser
-from simplexity.rows import is_number, log_softmax_and_softmax
+from simplexity.regularisers import Regulariser
+from simplexity.rows import is_number
 from simplexity.solvers import MirrorAscent, Solver
 from simplexity.supports import TopK
 
@@ -53,13 +54,14 @@ class BestOfK(Decoder, name="bok"):
             raise ValueError(f"bok: step·lam must be below 2, got {product:g}: mirror ascent diverges there")
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
-        log_p, p = log_softmax_and_softmax(torch.div(scores, self.temperature))
-        s = log_p if self.scores == "logprobs" else scores
+        anchor = Anchor(scores, self.temperature)
+        s = anchor.both[0] if self.scores == "logprobs" else scores
         if self.scores == "none":
             s = torch.where(scores > -torch.inf, 0.0, scores)
-        omega: Regulariser = KL(log_p)
+        omega: Regulariser = AnchorKL(anchor)
         if not (is_number(self.beta) and self.beta == 0):
-            omega = omega + self.beta * Coverage(self.k, self.token_weights(scores, p))
+            rule = "own" if callable(self.weights) else self.weights
+            omega = omega + self.beta * AnchorCoverage(self.k, anchor, self.token_weights, rule, self.m)
         return Problem(s, omega, lam=self.lam, sound=not callable(self.weights))
 
     def method(self, problem: Problem) -> Solver | None:
@@ -81,14 +83,15 @@ class BestOfK(Decoder, name="bok"):
             return 1.0 / max(steepness, 1.0)
         return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)
 
-    def token_weights(self, scores: Tensor, p: Tensor) -> float | Tensor:
+    def token_weights(self, anchor: Anchor) -> float | Tensor:
         """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on."""
+        scores = anchor.scores
         if callable(self.weights):
             return torch.as_tensor(self.weights(scores)).to(scores)
         if self.weights == "uniform":
             return 1.0
         if self.weights == "probs":
-            return p
+            return anchor.both[1]
         if self.weights == "top-m":
             return TopK(self.m).mask(scores).to(scores.dtype)
         best = scores.topk(min(RANK_DEPTH * self.m, scores.shape[-1])).indices.sort(-1).values

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from simplexity.anchor import Anchor, AnchorKL
 from simplexity.context import Context
 from simplexity.decoding import Decoder
 from simplexity.parameters import parameter, temperature
 from simplexity.problem import Problem
-from simplexity.regularisers import KL
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,5 @@ class KLAnchored(Decoder, name="kl"):
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         other = None if context is None else context.other_like(scores)
-        anchor = scores if other is None else other
-        log_r = torch.log_softmax(anchor / self.temperature, -1)
-        return Problem(scores, KL(log_r), lam=self.lam, sound=other is None)
+        anchor = Anchor(scores if other is None else other, self.temperature)
+        return Problem(scores, AnchorKL(anchor), lam=self.lam, sound=other is None)

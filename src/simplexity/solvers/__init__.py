@@ -87,21 +87,25 @@ def choose(problem: Problem, solver: "str | Solver | None") -> Solver:
 
 
 def find_solution(
-    problem: Problem, solver: "str | Solver | None" = None, validate: bool = True, checked: bool = False
+    problem: Problem, solver: "str | Solver | None" = None, validate: bool = True, peaks: Tensor | None = None
 ) -> Solution:
-    """`solve`, with q still on the columns that matter; `checked` scores are known to be sound in every row."""
+    """`solve`, with q still on the columns that matter.
+
+    `peaks`: the block maxima of the scores, where the caller has them and knows the scores to be sound.
+    """
     chosen = choose(problem, solver)
     reads = validate and problem.scores.device.type == "cpu"  # on a GPU every read stalls the stream
     if validate:
         problem.check_parameters()
     scores = problem.open_scores()
     narrows = reads and problem.regulariser.columnwise
-    columns = problem.support.narrow(scores) if narrows else _masked(problem, scores)
-    best = columns.scores.amax(-1, keepdim=True)
+    peaks = peaks if scores is problem.scores else None
+    columns = problem.support.narrow(scores, peaks) if narrows else _masked(problem, scores)
+    known = validate and peaks is not None and problem.support.keeps_best
+    best = (peaks if known and peaks is not None else columns.scores).amax(-1, keepdim=True)
     status = None
     if validate:
         # a NaN or a +inf is the largest score of its row, and no support but a list of ids drops that
-        known = checked and problem.support.keeps_best and scores is problem.scores
         if not known and not (all_finite(best) and (problem.support.keeps_best or all_finite(scores.amax(-1)))):
             raise_for(problem.status(best))
     else:

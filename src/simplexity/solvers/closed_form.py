@@ -25,7 +25,8 @@ class ClosedForm:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem; None when it can."""
-        if is_greedy(problem) or entropic(problem.regulariser) or power_form(problem.regulariser):
+        form = power_form(problem.regulariser)
+        if is_greedy(problem) or entropic(problem.regulariser) or (form is not None and form[1] in (1.5, 2)):
             return None
         return "only zero, negative entropy, KL, the half square and Tsallis 1.5 have a closed form"
 
@@ -51,10 +52,10 @@ def is_greedy(problem: Problem) -> bool:
 
 
 def power_form(regulariser: Regulariser) -> tuple[float | Tensor, float] | None:
-    """(c, α) when Ω is c times the Tsallis regulariser of α = 2 (up to a constant the half square) or 1.5."""
+    """(c, α) when Ω is c times the Tsallis regulariser of one α; α = 2 is the half square, up to a constant."""
     if isinstance(regulariser, HalfSquare):
         return 1.0, 2.0
-    if isinstance(regulariser, Tsallis) and not isinstance(regulariser.alpha, Tensor) and regulariser.alpha in (1.5, 2):
+    if isinstance(regulariser, Tsallis) and not isinstance(regulariser.alpha, Tensor):
         return 1.0, float(regulariser.alpha)
     if isinstance(regulariser, Sum) and len(regulariser.terms) == 1:
         ((c, term),) = regulariser.terms

@@ -20,6 +20,8 @@ from simplexity.rows import argmax, exp_, normalise_, plus, power, total
 
 FEW = 4096  # columns on which the implicit equation costs less than telling who needs it
 NEWTON_STEPS = 10
+LEAST = -690.0  # e^-690 is still a normal number
+TOLERANCES = {torch.float64: 2e-14, torch.float32: 1e-10}  # of log q and of the mass, by the dtype of the scores
 SWEEPS = 60  # bisection alone would do with that many; Newton needs about five
 
 
@@ -74,7 +76,7 @@ def _inside(a: Tensor, gain: Tensor, k: int | Tensor, reads: bool) -> tuple[Tens
     low = a.double().logsumexp(-1, keepdim=True)
     if not reads or a.shape[-1] <= FEW:
         head = Head(a.double(), gain, k, torch.zeros_like(low), low)
-        return newton(head) if reads else search(head, reads)
+        return newton(head, TOLERANCES[a.dtype]) if reads else search(head, reads)
     exponent = a + gain - low
     # The implicit term differs from g by at most g(K−1)q: where that is below eps, log q does not feel it.
     ceiling = exp_(exponent.clamp_max(0.0))
@@ -83,21 +85,21 @@ def _inside(a: Tensor, gain: Tensor, k: int | Tensor, reads: bool) -> tuple[Tens
     columns = narrow_to(felt, a)
     rest = columns.drop_(ceiling)
     head = Head(columns.scores.double(), columns.take(gain), k, total(rest), low)
-    eta, q_head = newton(head)
+    eta, q_head = newton(head, TOLERANCES[a.dtype])
     return eta, columns.add_(rest.mul_(torch.exp(low - eta)), q_head)
 
 
-def newton(head: Head) -> tuple[Tensor, Tensor]:
+def newton(head: Head, tolerance: float = 2e-14) -> tuple[Tensor, Tensor]:
     """(η, q of the head) by Newton's method on η and log q together; by `search` in the rows where that fails.
 
     Linearised, log q moves by (r − δ)/D, r the residual of its equation and D its slope, and the mass by
     Σ qr/D − δ·Σ q/D: one division gives the step δ of η. Right from the start when coverage is weak; the
-    residuals at the end tell whether it arrived.
+    residuals at the end, at most ten times the tolerance, tell whether it arrived.
     """
     a, gain, k, rest, low = head
     curve, eta = gain * (k - 1.0), head.high
-    y = (a + gain - eta).clamp_(-1e9, 0.0)
-    a = a.clamp_min(-1e9)
+    y = (a + gain - eta).clamp_(LEAST, 0.0)
+    a = torch.maximum(a, eta - gain + LEAST)  # what weighs nothing must not hold up the rest
     off = eta
     for _ in range(NEWTON_STEPS):
         q = torch.exp(y)
@@ -113,12 +115,12 @@ def newton(head: Head) -> tuple[Tensor, Tensor]:
         mass = q.sum(-1, keepdim=True) + outside - 1.0
         drift = (share * residual).sum(-1, keepdim=True)
         off = (residual / (1.0 - y)).abs_().amax(-1, keepdim=True) + mass.abs()
-        if bool((off <= 2e-14).all()):
+        if bool((off <= tolerance).all()):
             break
         delta = (mass + drift) / (share.sum(-1, keepdim=True) + outside)
         eta = eta + delta
-        y = (y + (residual - delta) * (share / q.clamp_min(1e-300))).clamp_(-1e9, 0.0)
-    lost = ~(off <= 2e-13)
+        y = (y + (residual - delta) * (share / q)).clamp_(LEAST, 0.0)
+    lost = ~(off <= 10 * tolerance)
     if bool(lost.any()):
         safe_eta, safe_q = search(head, True)
         return torch.where(lost, safe_eta, eta), torch.where(lost, safe_q, torch.exp(y))

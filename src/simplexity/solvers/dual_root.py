@@ -14,9 +14,14 @@ from simplexity.narrow import Inside
 from simplexity.problem import Problem
 from simplexity.regularisers import Regulariser
 from simplexity.roots import find_root
-from simplexity.rows import tiny, total
+from simplexity.rows import normalise_, power, tiny, total
+from simplexity.solvers.closed_form import power_form
 from simplexity.solvers.coverage_root import coverage_root
 from simplexity.structure import entropic_coverage
+
+GENTLE = 1.05  # below, (z − η)^e with its large e loses digits that the general method keeps
+FEW = 4096  # columns on which float64 costs nothing
+NEWTON_STEPS = 50  # about eight are taken
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class DualRoot:
         """q for scores whose forbidden tokens are −inf."""
         if (parts := entropic_coverage(problem.regulariser)) is not None:
             return coverage_root(problem, parts, reads)
+        if reads and (form := power_form(problem.regulariser)) is not None and GENTLE < form[1] < 2:
+            return entmax(problem.scores / (problem.lam * form[0]), form[1])
         return dual_root(problem, reads)
 
 
@@ -60,6 +67,30 @@ def dual_root(problem: Problem, reads: bool) -> Tensor:
     eta = find_root(lambda eta: total(at(eta)).log().to(x.dtype), low, torch.maximum(low, high), reads)
     q = at(eta)
     return q * total(q).reciprocal().to(q.dtype)
+
+
+def entmax(x: Tensor, alpha: float) -> Tensor:
+    """argmax <q, x> − Tsallis_α(q) over the simplex, 1 < α < 2: ((z − η)_+)^e with z = (α−1)x, e = 1/(α−1) > 1.
+
+    ‖(z − η)_+‖_e, a norm of convex functions, is convex and falls with η: from η = max z − 1, where it is at least 1,
+    Newton's method climbs to the root and never beyond it. Reads values.
+    """
+    dtype = x.dtype
+    z = (x - x.amax(-1, keepdim=True)).mul_(alpha - 1.0)
+    z = z.double() if z.shape[-1] <= FEW else z
+    e = 1.0 / (alpha - 1.0)
+    e = round(e) if abs(e - round(e)) < 1e-12 else e  # whole powers are products
+    eta = torch.full_like(z[..., :1], -1.0, dtype=torch.float64)
+    for _ in range(NEWTON_STEPS):
+        above = (z - eta.to(z.dtype)).clamp_min_(0.0)
+        slope = power(above, e - 1)
+        mass = total(slope * above)
+        norm = mass.pow(1.0 / e)
+        move = (norm - 1.0) * mass / (norm * total(slope))
+        eta = eta + move
+        if bool((move <= 2 * torch.finfo(z.dtype).eps).all()):
+            break
+    return normalise_(power((z - eta.to(z.dtype)).clamp_min_(0.0), e)).to(dtype)
 
 
 def invert(omega: Regulariser, slope: Tensor, reads: bool) -> Tensor:

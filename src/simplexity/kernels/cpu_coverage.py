@@ -1,0 +1,200 @@
+"""Draws from Best-of-K anchored to the model: the paper's J steps, or the optimum.
+
+With x = s − max s and p = softmax(s/τ) every iterate is  log q_j = a_j·x + λβK·w·S_j − L_j:
+
+    a_j = 1/τ + C_j,    C_{j+1} = ρC_j + step,    S_{j+1} = ρS_j + step·(1−q_j)^{K−1},    ρ = 1 − step·λ
+
+and the optimum obeys  log q = (1/λ + 1/τ)·x − η + βwK·(1−q)^{K−1}. Where scores are peaked, a few hundred tokens hold
+all the mass after the first step and the rest is never looked at again. Where they are flat, only the tokens whose
+S_j differs from C_j by more than rounding take part in the recursion; the others give one sum for each step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simplexity.anchor import AnchorCoverage, AnchorKL
+from simplexity.draw import inverse_cdf
+from simplexity.narrow import Narrowed, narrow_above
+from simplexity.problem import Problem
+from simplexity.rows import exp_, power, total
+from simplexity.solvers import MirrorAscent
+from simplexity.solvers.coverage_root import TOLERANCES, Head, newton
+from simplexity.supports import TopK, best_scores, crowded
+
+AT_ONCE = 2**19  # numbers that stay in a processor's cache
+STRONGEST = 20.0  # log of what coverage may multiply a probability by, for exponentials without a peak to subtract
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The numbers of one problem; `best` `[..., 1]` is max s."""
+
+    scores: Tensor
+    peaks: Tensor
+    best: Tensor
+    lam: float
+    slope: float  # 1/τ
+    pull: float  # βK
+    k: int
+    rule: str
+    m: int
+
+    @property
+    def rounding(self) -> float:
+        """log of what all tokens together must weigh less than to be left out."""
+        return math.log(torch.finfo(self.scores.dtype).eps / self.scores.shape[-1])
+
+    def first_mass(self) -> Tensor:
+        """Σ exp(x/τ), `[..., 1]`: what turns exp(x/τ) into p."""
+        return total(self.spread())
+
+    def spread(self) -> Tensor:
+        """exp(x/τ), `[..., V]`."""
+        return exp_(torch.sub(self.scores, self.best).mul_(self.slope))
+
+    def weights(self, columns: Narrowed, x: Tensor, mass: Tensor | None) -> float | Tensor:
+        """w on some columns, among them the m best tokens."""
+        if self.rule == "probs":
+            assert mass is not None
+            return torch.exp(x * self.slope).div_(mass)
+        return TopK(self.m).mask(columns.scores).double() if self.rule == "top-m" else 1.0
+
+
+def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
+    """Tokens `[...]`; see `Kernel`."""
+    (c, kl), (beta, cover) = problem.regulariser.terms  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(kl, AnchorKL)
+    assert isinstance(cover, AnchorCoverage)
+    lam, tau, k = problem.lam, kl.anchor.temperature, cover.k
+    if isinstance(lam, Tensor) or isinstance(tau, Tensor) or isinstance(beta, Tensor) or isinstance(k, Tensor):
+        return None
+    if c != 1 or lam == 0 or kl.anchor.scores is not problem.scores or cover.rule not in ("probs", "top-m", "uniform"):
+        return None
+    best = peaks.amax(-1, keepdim=True)
+    task = Task(problem.scores, peaks, best, lam, 1.0 / tau, beta * k, k, cover.rule, cover.m)
+    if solver is None:
+        return draw_optimum(task, u)
+    usual = isinstance(solver, MirrorAscent) and solver.geometry == "entropic" and solver.start == "reference"
+    if not usual or not solver.steps or not isinstance(solver.step, float) or solver.step * problem.lam > 1:
+        return None
+    return draw_steps(task, solver.steps, solver.step, u)
+
+
+def draw_optimum(task: Task, u: Tensor) -> Tensor | None:
+    """The exact optimum, on the columns that weigh."""
+    a = 1.0 / task.lam + task.slope
+    floor = task.best + (task.rounding - task.pull) / a
+    if task.pull > STRONGEST or crowded(task.scores, floor):
+        return None
+    columns = narrow_above(task.scores, floor, task.peaks)
+    x = (columns.scores - task.best).double()
+    w = task.weights(columns, x, task.first_mass() if task.rule == "probs" else None)
+    x = x.mul_(a)
+    gain = w * task.pull if isinstance(w, Tensor) else torch.full_like(x, task.pull)
+    low = x.logsumexp(-1, keepdim=True)
+    head = Head(x, gain, task.k, torch.zeros_like(low), low)
+    _, q = newton(head, TOLERANCES[task.scores.dtype])
+    return columns.tokens(inverse_cdf(q, u))
+
+
+@dataclass(frozen=True)
+class Climb:
+    """C_0 … C_J and what goes with them."""
+
+    task: Task
+    steps: int
+    step: float
+
+    @property
+    def rho(self) -> float:
+        """What a step leaves of the levels before it."""
+        return 1.0 - self.step * self.task.lam
+
+    @property
+    def levels(self) -> list[float]:
+        """C_0 … C_J."""
+        levels = [0.0]
+        for _ in range(self.steps):
+            levels.append(self.rho * levels[-1] + self.step)
+        return levels
+
+    def run(self, x: Tensor, w: float | Tensor, mass: Tensor, tails: Sequence[Tensor] | None) -> Tensor:
+        """exp(log q_J + L_J) on some columns, in float64; `tails` are the sums of the other columns."""
+        task, covered = self.task, None
+        gain = w * (task.lam * task.pull)
+        q = torch.exp(x * task.slope).div_(mass)
+        e = q
+        for j, level in enumerate(self.levels[1:]):
+            seen = power(1.0 - q, task.k - 1).mul_(self.step)
+            covered = seen if covered is None else seen.add_(covered, alpha=self.rho)
+            e = torch.add(covered * gain, x, alpha=task.slope + level).exp_()
+            if j + 1 < self.steps:
+                mass = e.sum(-1, keepdim=True)
+                q = e / (mass if tails is None else mass.add_(tails[j]))
+        return e
+
+
+def draw_steps(task: Task, steps: int, step: float, u: Tensor) -> Tensor | None:
+    """Algorithm 1: on the columns that weigh after the first step, or, where those are many, on the felt ones."""
+    climb = Climb(task, steps, step)
+    levels = climb.levels
+    boost = task.lam * task.pull * levels[-1]
+    if boost > STRONGEST:
+        return None
+    floor = task.best + (task.rounding - boost) / (task.slope + levels[1])
+    if crowded(task.scores, floor):
+        return draw_wide(climb, boost, u)
+    columns = narrow_above(task.scores, floor, task.peaks)
+    x = (columns.scores - task.best).double()
+    mass = task.first_mass()
+    return columns.tokens(inverse_cdf(climb.run(x, task.weights(columns, x, mass), mass, None), u))
+
+
+def draw_wide(climb: Climb, boost: float, u: Tensor) -> Tensor:
+    """Algorithm 1 on rows with mass everywhere: the recursion for the tokens that feel it, sums for all others."""
+    task, levels = climb.task, climb.levels
+    e = task.spread()
+    mass = total(e)
+    w = e.mul_(mass.reciprocal().to(e.dtype)) if task.rule == "probs" else None
+    x = torch.sub(task.scores, task.best)
+    shift = 0.0 if task.rule == "top-m" else 1.0  # w of the tail where it is one number
+    gain = task.lam * task.pull
+
+    def relaxed(x: Tensor, w: Tensor | None, levels: Tensor) -> Tensor:
+        """exp(log q_j + L_j), `[J, ..., V]`, for tokens with q so small that S_j = C_j."""
+        y = x * (levels + task.slope)
+        return exp_(y.add_(levels * (shift * gain)) if w is None else y.addcmul_(w, levels * gain))
+
+    # small rows: all steps at once, for the fewest operations; large ones: step by step, for the least memory
+    steps = torch.tensor(levels[1:], dtype=x.dtype).view(-1, *[1] * x.ndim)
+    parts, last = [], x
+    for some in steps.split(max(1, AT_ONCE // x.numel())):
+        tail = relaxed(x, w, some)
+        parts.append(total(tail))
+        last = tail[-1]
+    sums = parts[0] if len(parts) == 1 else torch.cat(parts)  # [J, ..., 1]
+    if task.rule == "top-m":
+        floor = best_scores(task.scores, min(task.m, x.shape[-1]), task.peaks)[0][..., -1:]
+        floor = torch.nextafter(floor, torch.full_like(floor, -torch.inf))
+    else:
+        # outside the head log q_J feels less than rounding: boost·(K−1)·w·q_j < eps/2, with
+        # q_j <= exp(a_j·x + 2·boost) / sum_j
+        steepness = math.log(max(boost * (task.k - 1), 1e-300)) - math.log(torch.finfo(x.dtype).eps / 2) + 2 * boost
+        own = task.rule == "probs"  # then w falls with x too
+        logs = torch.cat([mass.unsqueeze(0), sums[:-1]]).log_()
+        rates = torch.cat([steps.new_zeros(1, *steps.shape[1:]), steps[:-1]]).add_((1 + own) * task.slope)
+        depth = ((steepness - (logs + logs[0] if own else logs)) / rates).amax(0).clamp_min_(0.0)
+        floor = task.best - (depth * (1 + 1e-6) + 1e-6).to(x.dtype) - 1e-6 * task.best.abs()
+    head = narrow_above(task.scores, floor, task.peaks)
+    inside = head.scores - task.best
+    w_head = None if w is None else head.take(w)
+    tails = (sums - total(relaxed(inside, w_head, steps))).unbind(0)
+    inside = inside.double()
+    exact = climb.run(inside, task.weights(head, inside, mass), mass, tails)
+    # a padded column repeats an id with nothing to add: first erase, then add
+    return inverse_cdf(head.add_(head.drop_(last), exact.to(last.dtype)), u)

@@ -1,0 +1,132 @@
+"""Fused draws on the CPU: the token of the general path, for the same number, on every kind of row."""
+
+import pytest
+import torch
+
+import simplexity as sx
+from simplexity import Context, decoder
+from simplexity.draw import inverse_cdf, uniform
+from simplexity.kernels import draw_fused
+
+SPECS = [
+    "softmax:temperature=0.7",
+    "top-k:k=40,temperature=0.7",
+    "top-k:k=1",
+    "top-p:p=0.9,temperature=0.8",
+    "top-p:p=0.3",
+    "top-p:p=0.999,temperature=1.5",
+    "top-p:p=0.9,temperature=0.8,temperature_last=true",
+    "kl:lam=0.7,temperature=0.9",
+    "bok",
+    "bok:beta=0",
+    "bok:temperature=0.8,weights=top-m",
+    "bok:weights=uniform,beta=2,k=64",
+    "bok:beta=10,k=64,steps=9",
+    "bok:steps=1,step=0.1",
+    "bok:solver=exact",
+    "bok:solver=exact,beta=5,temperature=2",
+    "bok:solver=exact,weights=uniform,k=2,lam=1",
+    "bok:solver=exact,weights=top-m,m=3,beta=3",
+]
+
+DECLINED = {"bok:beta=0", "bok:beta=10,k=64,steps=9", "bok:solver=exact,weights=top-m,m=3,beta=3"}
+DECLINED |= {"bok:solver=exact,beta=5,temperature=2"}
+
+
+def rows(shape: str, batch: int, size: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(size + batch)
+    x = torch.randn(batch, size, generator=g)
+    if shape == "flat":
+        return x
+    if shape == "tied":
+        return x.round()
+    x = 3 * x - 20
+    head = torch.randint(0, size, (batch, 60), generator=g)
+    x = x.scatter(-1, head, 15 * torch.rand(batch, 60, generator=g))
+    if shape == "masked":
+        x[:, torch.randperm(size, generator=g)[: size // 2]] = -torch.inf
+        x[0, 1:] = -torch.inf
+        x[0, 0] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("shape", ["peaked", "flat", "tied", "masked"])
+@pytest.mark.parametrize(("batch", "size"), [(1, 8192), (5, 3001), (3, 2048)])
+def test_the_token_of_the_general_path(spec, shape, batch, size):
+    x = rows(shape, batch, size)
+    chosen = decoder(spec)
+    q = chosen.distribution(x.double())
+    ends = q.cumsum(-1)
+    seeds = torch.arange(batch)
+    posed = chosen._posed(x, None, True)
+    served = 0
+    for step in range(12):
+        u = uniform(seeds, step)
+        tokens = chosen.sample(x, seeds=seeds, step=step)
+        served += draw_fused(posed.problem, posed.solver, posed.peaks, u) is not None
+        # the number must lie in the token's own interval of the float64 distribution, up to float32's rounding
+        high = ends.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        low = high - q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        slack = 3e-6
+        assert bool(((u >= low - slack) & (u <= high + slack)).all()), (u, low, high)
+        assert bool((q.gather(-1, tokens.unsqueeze(-1)) > 0).all())
+    if shape == "peaked" and spec not in DECLINED:
+        assert served == 12, "the table knows this problem"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_leading_dimensions_strides_and_masks(spec):
+    x = rows("peaked", 6, 3000)
+    chosen = decoder(spec)
+    seeds = torch.arange(6)
+    expected = chosen.sample(x, seeds=seeds)
+    assert torch.equal(chosen.sample(x.view(2, 3, 3000), seeds=seeds.view(2, 3)), expected.view(2, 3))
+    padded = torch.cat([x, torch.zeros(6, 8)], -1)[:, :3000]
+    assert torch.equal(chosen.sample(padded, seeds=seeds), expected)
+    assert torch.equal(chosen.sample(x[4], seeds=4), expected[4])
+    mask = torch.zeros(6, 3000, dtype=torch.bool)
+    mask[:, 17] = True
+    assert chosen.sample(x, seeds=seeds, context=Context(mask=mask)).tolist() == [17] * 6
+    assert chosen.sample(x[:0]).shape == (0,)
+
+
+def test_draws_follow_the_distribution():
+    x = rows("peaked", 1, 2048)
+    for spec in ("softmax", "top-p", "bok", "bok:solver=exact,beta=2"):
+        chosen = decoder(spec)
+        q = chosen.distribution(x.double())[0]
+        tokens = chosen.sample(x.expand(20_000, -1), seeds=torch.arange(20_000))
+        counts = torch.bincount(tokens, minlength=2048).double()
+        kept = q * 20_000 >= 5
+        expected = torch.cat([q[kept], q[~kept].sum().view(1)]) * 20_000
+        seen = torch.cat([counts[kept], counts[~kept].sum().view(1)])
+        enough = expected >= 5
+        chi = ((seen - expected).square() / expected)[enough].sum()
+        freedom = max(int(enough.sum()) - 1, 1)
+        assert chi < freedom + 5 * (2 * freedom) ** 0.5 + 5, (spec, chi, freedom)
+
+
+def test_bad_rows_are_refused_before_a_kernel_sees_them():
+    x = rows("peaked", 3, 2048)
+    x[1, 5] = torch.nan
+    for spec in SPECS:
+        with pytest.raises(ValueError, match="row 1"):
+            decoder(spec).sample(x)
+
+
+def test_parameters_per_row_take_the_general_path():
+    x = rows("peaked", 2, 2048)
+    mixed = decoder({"decoder": "top-p", "p": [0.5, 0.9], "temperature": [0.7, 1.0]})
+    seeds = torch.tensor([3, 4])
+    tokens = mixed.sample(x, seeds=seeds)
+    for i, (p, t) in enumerate([(0.5, 0.7), (0.9, 1.0)]):
+        alone = decoder(f"top-p:p={p},temperature={t}")
+        assert tokens[i] == alone.sample(x[i], seeds=int(seeds[i]))
+
+
+def test_the_inverse_cdf_is_what_the_kernels_share():
+    e = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0]])
+    assert inverse_cdf(e, torch.tensor([0.2499])).tolist() == [1]
+    assert inverse_cdf(e, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [3]
+    assert sx.decoder("softmax").sample(e.log()).item() in (1, 3)
