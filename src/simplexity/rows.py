@@ -190,7 +190,8 @@ def in_range(value: float) -> bool:
 
 def all_finite(x: Tensor) -> bool:
     """Whether every entry is a finite number, told from one read on the host."""
-    return (x - x).sum().item() == 0  # a number less itself is 0; inf and NaN give NaN
+    spread = x - x  # 0 for a number, NaN for inf and NaN
+    return (spread if spread.numel() == 1 else spread.sum()).item() == 0
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Narrowed, narrow_above, narrow_to
+from simplexity.narrow import Narrowed, crowded, narrow_above, narrow_to
 from simplexity.rows import block_length, block_maxima, covers, exp_, in_blocks, is_number, per_row, total
 
 
@@ -207,12 +207,6 @@ def _wide_nucleus(e: Tensor, needed: Tensor, scores: Tensor) -> Tensor:
         return _prefix(e, needed, flat)[0].view_as(scores)
     chosen = _prefix(mass, left, few.scores)[0].mul_(mass.sign_())
     return few.add_(kept, chosen).view_as(scores)
-
-
-def crowded(scores: Tensor, floor: Tensor) -> bool:
-    """Whether more than one token in eight seems to lie above the floor, told from a sample."""
-    sample = scores[..., ::61]
-    return 8 * int((sample > floor).sum()) > sample.numel()
 
 
 @dataclass(frozen=True, eq=False)

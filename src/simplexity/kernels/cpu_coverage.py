@@ -19,12 +19,12 @@ from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
 from simplexity.draw import inverse_cdf
-from simplexity.narrow import Narrowed, narrow_above
+from simplexity.narrow import Narrowed, crowded, narrow_above
 from simplexity.problem import Problem
 from simplexity.rows import exp_, power, total
 from simplexity.solvers import MirrorAscent
 from simplexity.solvers.coverage_root import TOLERANCES, Head, newton
-from simplexity.supports import TopK, best_scores, crowded
+from simplexity.supports import TopK, best_scores
 
 AT_ONCE = 2**19  # numbers that stay in a processor's cache
 STRONGEST = 20.0  # log of what coverage may multiply a probability by, for exponentials without a peak to subtract

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Inside, Narrowed, narrow_to
+from simplexity.narrow import Inside, Narrowed, crowded, narrow_to
 from simplexity.problem import Problem, raise_for
 from simplexity.rows import BLOCK, all_finite, argmax, one_hot_argmax, total
 from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
@@ -150,7 +150,7 @@ def _within_reach(problem: Problem, columns: Narrowed) -> Narrowed:
     span = problem.lam * reach
     if isinstance(span, Tensor):  # rows with λ = 0 keep their best; 0·inf is theirs too
         span = span.nan_to_num(0.0, posinf=inf).clamp_min(1e-30)
-    return narrow_to(torch.relu(x + span), x).within(columns)
+    return columns if crowded(x, -span) else narrow_to(torch.relu(x + span), x).within(columns)
 
 
 def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool) -> Tensor | Inside:

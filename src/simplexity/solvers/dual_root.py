@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Inside
+from simplexity.narrow import Inside, narrow_to
 from simplexity.problem import Problem
 from simplexity.regularisers import Regulariser
 from simplexity.roots import find_root
-from simplexity.rows import normalise_, power, tiny, total
+from simplexity.rows import block_maxima, normalise_, power, tiny, total
 from simplexity.solvers.closed_form import power_form
 from simplexity.solvers.coverage_root import coverage_root
 from simplexity.structure import entropic_coverage
@@ -69,28 +69,44 @@ def dual_root(problem: Problem, reads: bool) -> Tensor:
     return q * total(q).reciprocal().to(q.dtype)
 
 
-def entmax(x: Tensor, alpha: float) -> Tensor:
+def entmax(x: Tensor, alpha: float) -> Tensor | Inside:
     """argmax <q, x> − Tsallis_α(q) over the simplex, 1 < α < 2: ((z − η)_+)^e with z = (α−1)x, e = 1/(α−1) > 1.
 
-    ‖(z − η)_+‖_e, a norm of convex functions, is convex and falls with η: from η = max z − 1, where it is at least 1,
-    Newton's method climbs to the root and never beyond it. Reads values.
+    The root of some of the tokens lies below that of all: the block maxima alone tell most tokens that they get
+    nothing.
     """
-    dtype = x.dtype
     z = (x - x.amax(-1, keepdim=True)).mul_(alpha - 1.0)
-    z = z.double() if z.shape[-1] <= FEW else z
     e = 1.0 / (alpha - 1.0)
     e = round(e) if abs(e - round(e)) < 1e-12 else e  # whole powers are products
-    eta = torch.full_like(z[..., :1], -1.0, dtype=torch.float64)
+    start = torch.full_like(z[..., :1], -1.0, dtype=torch.float64)
+    if z.shape[-1] <= FEW:
+        return _powers(z.double(), climb_to_root(z.double(), e, start), e).to(x.dtype)
+    low = climb_to_root(block_maxima(z).double(), e, start)
+    columns = narrow_to((z - (low - 1e-6).to(z.dtype)).relu_(), z)
+    inside = columns.scores if columns.scores.shape[-1] > FEW else columns.scores.double()
+    q = _powers(inside, climb_to_root(inside, e, low), e).to(x.dtype)
+    return Inside(q, columns, lambda: columns.widen(q, z.shape[-1]))
+
+
+def climb_to_root(z: Tensor, e: float, eta: Tensor) -> Tensor:
+    """η with Σ ((z − η)_+)^e = 1, from one at which the sum is at least 1. Reads values.
+
+    ‖(z − η)_+‖_e, a norm of convex functions, is convex and falls with η, so Newton's method never passes the root.
+    """
     for _ in range(NEWTON_STEPS):
         above = (z - eta.to(z.dtype)).clamp_min_(0.0)
         slope = power(above, e - 1)
-        mass = total(slope * above)
+        mass = total(slope.mul(above))
         norm = mass.pow(1.0 / e)
         move = (norm - 1.0) * mass / (norm * total(slope))
         eta = eta + move
         if bool((move <= 2 * torch.finfo(z.dtype).eps).all()):
             break
-    return normalise_(power((z - eta.to(z.dtype)).clamp_min_(0.0), e)).to(dtype)
+    return eta
+
+
+def _powers(z: Tensor, eta: Tensor, e: float) -> Tensor:
+    return normalise_(power((z - eta.to(z.dtype)).clamp_min_(0.0), e))
 
 
 def invert(omega: Regulariser, slope: Tensor, reads: bool) -> Tensor:
