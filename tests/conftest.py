@@ -58,3 +58,11 @@ KINDS = [
     "float16",
     "float64",
 ]
+
+
+@pytest.fixture(scope="session")
+def smollm():
+    """The embedded language model; tests that use it share one worker, and so one copy."""
+    from simplexity.models import load_model
+
+    return load_model()

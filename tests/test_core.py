@@ -227,13 +227,17 @@ def test_import_needs_torch_alone():
 
 
 LAYERS = [
-    {"rows", "context", "recorded", "roots", "coverage"},
+    {"rows", "context", "roots", "coverage", "files", "embedded"},
     {"narrow", "regularisers", "supports", "draw", "measures", "parameters"},
     {"problem", "structure", "anchor"},
     {"certificate", "solvers"},
     {"kernels"},
     {"targets", "specs", "decoding"},
     {"decoders"},
+    {"explaining", "models", "engines"},
+    {"comparing"},
+    {"show"},
+    {"cli"},
 ]
 
 

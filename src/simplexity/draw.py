@@ -104,6 +104,12 @@ def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:
     return table.to(torch.int64)
 
 
+def derive_seeds(seeds: Tensor, n: int) -> Tensor:
+    """n further seeds for each one, int64 `[rows] -> [rows·n]`, those of a row side by side."""
+    index = torch.arange(n, device=seeds.device) * GOLDEN
+    return _mix(_mix(seeds + GOLDEN).unsqueeze(-1) + index).flatten()
+
+
 def uniform(seeds: Tensor, step: int | Tensor = 0, stream: int = 0) -> Tensor:
     """A number in [0, 1) with 53 random bits for each (seed, step, stream), float64 `[...]`.
 

@@ -1,0 +1,283 @@
+"""transformers: `model.generate` with any decoder of this library in place of its own sampling.
+
+    model.generate(**inputs, custom_generate=Sampling("bok"), max_new_tokens=50)
+
+The decoder sees the model's raw logits and draws the token itself; transformers is handed a row in which only
+that token is left, so nothing that comes after can change the draw.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from simplexity import measures
+from simplexity.context import Context
+from simplexity.decoders import decoder as as_decoder
+from simplexity.draw import Seeds, as_seeds, derive_seeds, mode
+
+if TYPE_CHECKING:
+    from simplexity.decoding import Decoder
+
+# How many tokens to write, and which are allowed, is the caller's business; these do not reshape the rest.
+KEPT = ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "PrefixConstrainedLogitsProcessor")
+
+# What transformers would do to the scores before or after us, and the value with which it does nothing.
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "sequence_bias": None,
+    "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None, "guidance_scale": None, "watermarking_config": None,
+    "renormalize_logits": None, "remove_invalid_values": None, "penalty_alpha": None, "dola_layers": None,
+}  # fmt: skip
+
+
+@dataclass
+class Trace:
+    """What happened at each step, one entry of `[rows]` a step."""
+
+    log_q: list[Tensor] = field(default_factory=list)
+    log_p: list[Tensor] = field(default_factory=list)
+    entropy: list[Tensor] = field(default_factory=list)
+    effective_temperature: list[Tensor] = field(default_factory=list)
+    best: list[Tensor] = field(default_factory=list)  # whether the model's own best token was chosen
+    seconds: float = 0.0  # spent on all this
+
+    def add(self, decoder: Decoder, scores: Tensor, context: Context, tokens: Tensor) -> None:
+        """What the decoder's q and the model's p say of the tokens drawn."""
+        start = time.perf_counter()
+        q, chosen = decoder.distribution(scores, context), tokens.unsqueeze(-1)
+        scores = scores.to(q.dtype)
+        entropy = measures.entropy(q)
+        self.log_q.append(q.gather(-1, chosen).squeeze(-1).log())
+        self.log_p.append((scores.gather(-1, chosen) - scores.logsumexp(-1, keepdim=True)).squeeze(-1))
+        self.entropy.append(entropy)
+        self.effective_temperature.append(measures.effective_temperature(scores, entropy))
+        self.best.append(tokens == mode(scores))
+        self.seconds += time.perf_counter() - start
+
+
+class DecoderProcessor(LogitsProcessor):
+    """A logits processor that leaves one token a row: the one its decoder drew.
+
+    `seeds`: one for each row; without them draws come from `generator`, or torch's global one. `mode` takes the mode
+    of q instead. The step is the number of tokens written since the first call, or since there were `start` tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: str | dict[str, Any] | Decoder,
+        seeds: Seeds | None = None,
+        generator: torch.Generator | None = None,
+        mode: bool = False,
+        trace: Trace | None = None,
+        start: int | None = None,
+    ) -> None:
+        if seeds is not None and generator is not None:
+            raise ValueError("give a generator or seeds, not both")
+        self.decoder = as_decoder(decoder)
+        self.seeds, self.generator, self.mode = seeds, generator, mode
+        self.trace, self.start = trace, start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Scores `[rows, V]` in which one token a row is left."""
+        if self.start is None or input_ids.shape[1] < self.start:
+            self.start = input_ids.shape[1]  # a new text begins
+        step = input_ids.shape[1] - self.start
+        seeds = None if self.seeds is None else as_seeds(_listed(self.seeds), scores.shape[:-1], scores.device)
+        context = Context(tokens=input_ids, step=step, seeds=seeds)
+        if self.mode:
+            tokens = self.decoder.mode(scores, context=context)
+        else:
+            tokens = self.decoder.sample(scores, self.generator, seeds, step, context)
+        if self.trace is not None:
+            self.trace.add(self.decoder, scores, context, tokens)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
+
+
+class Sampling:
+    """For `model.generate(..., custom_generate=Sampling("bok"))`: everything about the draw is the decoder's.
+
+    Sampling settings and penalties of the model's own generation_config are not applied, and a warning says which.
+    Stopping criteria and `num_return_sequences` (with do_sample=True) work as always; a streamer is given here, because
+    transformers does not hand its own on to a `custom_generate`. `seeds` are one for each prompt, from which those of
+    its samples are derived; other arguments are those of `DecoderProcessor`. `settings` holds afterwards what was not
+    applied.
+    """
+
+    def __init__(
+        self,
+        decoder: str | dict[str, Any] | Decoder,
+        seeds: Seeds | None = None,
+        streamer: Any = None,
+        **options: Any,
+    ) -> None:
+        self.decoder, self.seeds, self.streamer, self.options = as_decoder(decoder), seeds, streamer, options
+        self.settings: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **rest: Any,
+    ) -> Any:
+        """What transformers calls once everything is prepared."""
+        config = copy.copy(generation_config)
+        if (config.num_beams or 1) > 1:
+            raise ValueError(f"num_beams={config.num_beams}: a decoder draws tokens one by one, pass num_beams=1")
+        self.settings = distorting(config)
+        kept = [p for p in logits_processor or [] if type(p).__name__ in KEPT or not _built_in(p)]
+        _say(self.settings)
+        config.do_sample = False  # the draw is ours; transformers takes the one token left
+        seeds, n = self.seeds, config.num_return_sequences or 1
+        if seeds is not None:
+            prompts = torch.Size([len(input_ids) // n])
+            seeds = derive_seeds(as_seeds(_listed(seeds), prompts, input_ids.device), n)
+        own = DecoderProcessor(self.decoder, seeds, start=input_ids.shape[1], **self.options)
+        if self.streamer is not None:
+            self.streamer.put(input_ids.cpu())
+        sample: Any = getattr(GenerationMixin, "_sample")  # noqa: B009
+        return sample(
+            model,
+            input_ids,
+            logits_processor=LogitsProcessorList([*kept, own]),
+            stopping_criteria=stopping_criteria,
+            generation_config=config,
+            streamer=self.streamer,
+            **rest,
+        )
+
+
+def distorting(config: Any) -> dict[str, Any]:
+    """The settings of a generation_config, beyond transformers' own defaults, that would change the distribution."""
+    found = {name: getattr(config, name, None) for name in NEUTRAL}
+    usual = GenerationConfig._get_default_generation_params()  # top_k=50 among them: nobody asked for it
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and value not in (NEUTRAL[name], usual.get(name, NEUTRAL[name]))
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """Texts as token ids, `[rows, T]`, the n samples of a prompt side by side; after a row's end, padding."""
+
+    tokens: Tensor
+    lengths: Tensor  # [rows], the end token included
+    finished: Tensor  # [rows]: ended by an end token, not by the limit
+    seconds: float  # without what the tracing took
+    settings: dict[str, Any]  # of the model's generation_config, not applied
+    log_q: Tensor | None = None  # [rows, T], under the decoder; 0 after the end
+    log_p: Tensor | None = None  # [rows, T], under the model at temperature 1
+    entropy: Tensor | None = None  # [rows, T], of q in nats
+    effective_temperature: Tensor | None = None
+    best: Tensor | None = None  # [rows, T]: the model's own best token was chosen
+
+    @property
+    def written(self) -> Tensor:
+        """True for the tokens that count, `[rows, T]`."""
+        return torch.arange(self.tokens.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(-1)
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    decoder: str | dict[str, Any] | Decoder = "softmax",
+    n: int = 1,
+    max_new_tokens: int = 128,
+    seeds: Seeds | None = None,
+    generator: torch.Generator | None = None,
+    mode: bool = False,
+    trace: bool = False,
+    streamer: Any = None,
+    stop: Sequence[str] = (),
+    tokenizer: Any = None,
+    **options: Any,
+) -> Generated:
+    """n texts for each of the prompts `[prompts, length]`, padded on the left, drawn from the decoder's q.
+
+    seeds:   one for each prompt; sample i of a prompt then depends on its seed, i and its logits alone.
+    mode:    take the mode of q at each step instead of drawing.
+    trace:   also return log q and log p of every token, q's entropy and its effective temperature.
+    stop:    strings that end a text; they need the `tokenizer`.
+    options: what else `model.generate` takes: attention_mask, stopping_criteria, …
+    """
+    if n < 1 or max_new_tokens < 1:
+        raise ValueError(f"n and max_new_tokens must be at least 1, got {n} and {max_new_tokens}")
+    length, context = input_ids.shape[1], getattr(model.config, "max_position_embeddings", None)
+    if context is not None and length + max_new_tokens > context:
+        raise ValueError(
+            f"the prompt has {length} tokens and {max_new_tokens} are to be written, "
+            f"but the model reads {context} at most"
+        )
+    record = Trace() if trace else None
+    sampling = Sampling(decoder, seeds, streamer, generator=generator, mode=mode, trace=record)
+    if stop:
+        if tokenizer is None:
+            raise ValueError("stop strings need the tokenizer")
+        rules = options.pop("stopping_criteria", None) or []
+        options["stopping_criteria"] = StoppingCriteriaList([*rules, StopStringCriteria(tokenizer, list(stop))])
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        # transformers' advice on settings that are not applied here
+        warnings.filterwarnings("ignore", message=".*generation flags.*")
+        output = model.generate(
+            input_ids,
+            custom_generate=sampling,
+            do_sample=True,
+            num_beams=1,
+            num_return_sequences=n,
+            max_new_tokens=max_new_tokens,
+            return_dict_in_generate=False,
+            **options,
+        )
+    seconds = time.perf_counter() - start - (0.0 if record is None else record.seconds)
+    tokens = output[:, length:]
+    lengths, finished = _lengths(tokens, model.generation_config.eos_token_id)
+    after = torch.arange(tokens.shape[1], device=tokens.device) >= lengths.unsqueeze(-1)
+    measured = {}
+    for name in ("log_q", "log_p", "entropy", "effective_temperature", "best") if record is not None else ():
+        steps = getattr(record, name)[: tokens.shape[1]]  # a stop noticed late leaves more steps than tokens
+        measured[name] = torch.stack(steps, -1).masked_fill_(after, 0)
+    return Generated(tokens, lengths, finished, seconds, sampling.settings, **measured)
+
+
+def _lengths(tokens: Tensor, end: int | Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """How many tokens each row has up to its first end token, and whether it has one."""
+    ends = torch.as_tensor([] if end is None else end, device=tokens.device, dtype=tokens.dtype).view(-1)
+    ended = torch.isin(tokens, ends)
+    finished = ended.any(-1)
+    return torch.where(finished, ended.int().argmax(-1) + 1, tokens.shape[1]), finished
+
+
+def _listed(seeds: Seeds) -> Sequence[int] | Tensor:
+    return [seeds] if isinstance(seeds, int) else seeds
+
+
+def _built_in(processor: Any) -> bool:
+    return type(processor).__module__ == logits_process.__name__
+
+
+def _say(settings: dict[str, Any]) -> None:
+    if settings:
+        said = ", ".join(f"{name}={value}" for name, value in settings.items())
+        warnings.warn(
+            f"not applied, the decoder alone decides: {said} (from the model's generation_config or the call)",
+            UserWarning,
+            stacklevel=4,
+        )
