@@ -58,7 +58,7 @@ def test_generate_json(run, smollm):
 
 def test_prompts_from_stdin_and_files(run, tmp_path):
     file = tmp_path / "prompt.txt"
-    file.write_text("Name a colour.")
+    file.write_text("Name a colour.\n")
     rest = ("--mode", "--max-tokens", "6")
     given = run("generate", "Name a colour.", *rest)[1]
     assert run("generate", *rest, stdin="Name a colour.")[1] == given
@@ -145,7 +145,7 @@ def test_decoders_are_listed_and_explained(run):
         (["generate", "x " * 9000], "reads 8192 at most"),
         (["generate", "x", "--max-tokens", "9000"], "reads 8192 at most"),
         (["generate", "x", "--file", "/nowhere/prompt.txt"], "not both"),
-        (["generate", "--file", "/nowhere/prompt.txt"], "No such file"),
+        (["generate", "--file", "/nowhere/prompt.txt"], "cannot read /nowhere/prompt.txt"),
         (["generate", "x", "--model", "./nowhere"], "there is no model at ./nowhere"),
         (["generate", "x", "--model", "nowhere.gguf"], "there is no model at nowhere.gguf"),
         (["generate", "x", "--model", "{here}"], "no config.json"),
@@ -157,6 +157,7 @@ def test_decoders_are_listed_and_explained(run):
         (["compare", "x", "--html", "/nowhere/report.html"], "the folder /nowhere does not exist"),
         (["compare", "x", "--html", "{here}"], "it is a folder"),
         (["explain", "x", "--plot", "{here}/a.txt", "--decoder", "greedy"], "must end in .png"),
+        (["compare", "x", "--plot", "{here}/a.jpg"], "must end in .png"),
         (["explain", "--simplex", "{here}/a.png", "--scores", "1,2"], "three numbers"),
         (["decoders", "bko"], "did you mean 'bok'"),
         (["nonsense"], "No such command"),

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from scipy import stats
-from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor
+from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, SuppressTokensLogitsProcessor
 
 from simplexity import decoder, effective_temperature
 from simplexity.draw import derive_seeds
@@ -234,3 +234,40 @@ def test_defaults_of_transformers_are_no_wishes(smollm):
 
 def mask(inputs):
     return {"attention_mask": inputs["attention_mask"]}
+
+
+def test_lengths_follow_whatever_ended_a_text(smollm):
+    ids = smollm.tokenizer("When", return_tensors="pt")["input_ids"]
+    plain = generate(smollm.model, ids, "softmax", 6, 12, [1])
+    end = int(plain.tokens[0, 5])
+    found = generate(smollm.model, ids, "softmax", 6, 12, [1], trace=True, eos_token_id=[2, end])
+    for i, row in enumerate(found.tokens.tolist()):
+        first = next((j for j, token in enumerate(row) if token in (2, end)), None)
+        assert (int(found.lengths[i]), bool(found.finished[i])) == ((12, False) if first is None else (first + 1, True))
+    assert found.finished[0]
+    assert found.log_q is not None
+    assert found.log_q[~found.written].abs().sum() == 0
+    word = smollm.tokenizer.decode(plain.tokens[0, 3:5])
+    cut = generate(smollm.model, ids, "softmax", 2, 12, [1], stop=[word], tokenizer=smollm.tokenizer)
+    assert cut.finished[0]
+    assert cut.lengths[0] < 12
+    assert cut.tokens[0, : cut.lengths[0]].tolist() == plain.tokens[0, : cut.lengths[0]].tolist()
+
+
+def test_processors_of_transformers_given_by_the_caller_are_kept_or_named(smollm):
+    ids = smollm.tokenizer("When", return_tensors="pt")["input_ids"]
+    usual = int(generate(smollm.model, ids, "greedy", max_new_tokens=1).tokens[0, 0])
+    forbid = LogitsProcessorList([SuppressTokensLogitsProcessor([usual], device="cpu")])
+    assert int(generate(smollm.model, ids, "greedy", max_new_tokens=1, logits_processor=forbid).tokens[0, 0]) != usual
+    with pytest.warns(UserWarning, match="SuppressTokensLogitsProcessor"):
+        smollm.model.generate(ids, custom_generate=Sampling("greedy"), max_new_tokens=1, logits_processor=forbid)
+
+
+def test_a_processor_starts_anew_with_every_text():
+    scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    used = DecoderProcessor("softmax", seeds=[5])
+    for length in (3, 4, 5):
+        used(torch.zeros(1, length, dtype=torch.int64), scores)
+    again = used(torch.zeros(1, 9, dtype=torch.int64), scores)
+    fresh = DecoderProcessor("softmax", seeds=[5])(torch.zeros(1, 3, dtype=torch.int64), scores)
+    assert torch.equal(again, fresh)

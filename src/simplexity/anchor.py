@@ -22,7 +22,9 @@ class Anchor:
     @cached_property
     def both(self) -> tuple[Tensor, Tensor]:
         """(log p, p)."""
-        return log_softmax_and_softmax(torch.div(self.scores, self.temperature))
+        # centred before the division, or a common offset of the scores would cost digits
+        best = self.scores.amax(-1, keepdim=True)
+        return log_softmax_and_softmax(torch.sub(self.scores, best).div_(self.temperature))
 
 
 class AnchorKL(KL):

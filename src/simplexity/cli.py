@@ -14,6 +14,7 @@ from typing import Annotated, Any
 try:
     import typer
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from typer._click.exceptions import NoArgsIsHelpError
     from typer.exceptions import TyperException
 except ImportError:
     sys.exit("the command line needs a few more packages: pip install 'simplexity[cli]'")
@@ -24,7 +25,7 @@ from rich.text import Text
 import simplexity
 from simplexity.decoders import decoder, decoders
 from simplexity.explaining import DEFAULT, ascent_path, explain_step
-from simplexity.files import check_writable, whole_file
+from simplexity.files import FORMATS, check_writable, whole_file
 from simplexity.show import terminal
 from simplexity.specs import nearest
 
@@ -53,11 +54,14 @@ def main() -> None:
     try:
         sys.exit(app(arguments, prog_name="simplexity", standalone_mode=False) or 0)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # whoever was reading has seen enough
         sys.stderr.close()
         sys.exit(0)
+    except NoArgsIsHelpError as error:
+        print(error.format_message())
+        sys.exit(2)
     except (TyperException, ValueError, OSError, ImportError) as error:
         if debug:
             raise
@@ -105,7 +109,11 @@ def generate(
         )  # fmt: skip
     samples = [language_model.text(row) for row in found.tokens]
     if as_json:
-        print(json.dumps(_as_data(language_model.name, chosen, text, seed, samples, found), ensure_ascii=False))
+        print(
+            json.dumps(
+                _as_data(language_model.name, chosen, text, seed, samples, found), ensure_ascii=False, default=str
+            )
+        )
     elif n > 1:
         for i, sample in enumerate(samples):
             terminal.console().print(Text(f"— {i + 1} —", style="dim"))
@@ -131,9 +139,7 @@ def compare(
     chosen, text = list(specs or DEFAULT), _prompt(prompt, file)
     for one in chosen:
         decoder(one)
-    for path in (page, plot):
-        if path is not None:
-            check_writable(path)
+    _check_outputs(plot, page)
     seed = secrets.randbits(31) if seed is None else seed
     language_model = _load(model, device, dtype)
     from simplexity.comparing import compare as run
@@ -177,9 +183,8 @@ def explain(
     chosen = list(specs or DEFAULT)
     for one in chosen:
         decoder(one)
-    for path in (plot, simplex):
-        if path is not None:
-            check_writable(path)
+    _check_outputs(plot, None)
+    _check_outputs(simplex, None)
     out = terminal.console()
     if simplex is not None:
         _draw_simplex(simplex, scores, list(specs or SIMPLEX))
@@ -231,6 +236,15 @@ def _draw_simplex(path: Path, scores: str, specs: list[str]) -> None:
     save(simplex_figure(points, paths, ("a", "b", "c"), f"Scores {shown} for a, b, c: where each decoder goes"), path)
 
 
+def _check_outputs(plot: Path | None, page: Path | None) -> None:
+    """What could not be written is said before the work, not after."""
+    if plot is not None and plot.suffix.lower() not in FORMATS:
+        raise ValueError(f"cannot draw {plot}: the name must end in {', '.join(FORMATS)}")
+    for path in (plot, page):
+        if path is not None:
+            check_writable(path)
+
+
 def _prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         if prompt is not None:
@@ -239,10 +253,13 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"{file} is not a text file in UTF-8") from None
+        except OSError as error:
+            raise ValueError(f"cannot read {file}: {error.strerror}") from None
+        text = text.removesuffix("\n")
     elif prompt is None or prompt == "-":
         if sys.stdin.isatty():
             raise ValueError('give a prompt: simplexity generate "Why is the sky blue?", or pipe one in')
-        text = sys.stdin.read()
+        text = sys.stdin.read().removesuffix("\n")
     else:
         text = prompt
     if not text.strip():
@@ -252,7 +269,8 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
 
 def _load(name: str | None, device: str | None, dtype: str | None) -> Any:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as progress:
+    bars = terminal.console(stderr=True)
+    with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
         progress.add_task("loading the model", total=None)
         from simplexity.models import load_model, quiet_transformers
 
@@ -264,7 +282,8 @@ def _load(name: str | None, device: str | None, dtype: str | None) -> Any:
 def _steps(what: str, total: int, quiet: bool = False) -> Iterator[Callable[[], None]]:
     """A progress bar on stderr; `quiet` where the text itself shows the progress."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=terminal.console(stderr=True), transient=True, disable=quiet) as progress:
+    bars = terminal.console(stderr=True)
+    with Progress(*columns, console=bars, transient=True, disable=quiet or not bars.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
 

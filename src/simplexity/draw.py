@@ -5,6 +5,8 @@ the one block that holds the number.
 """
 
 from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,11 +57,11 @@ def uniforms(
         raise ValueError("give a generator or seeds, not both")
     if isinstance(step, Tensor) and (step.is_floating_point() or not covers(step.shape, rows)):
         raise ValueError(f"step must be whole numbers, one or {list(rows)}, got {step.dtype} {list(step.shape)}")
-    if not isinstance(step, (int, Tensor)):
+    if not isinstance(step, (Integral, Tensor)):
         raise ValueError(f"step must be a whole number, got {step!r}")
     if seeds is None:
         return torch.rand(rows, generator=generator, dtype=torch.float64, device=device)
-    return uniform(as_seeds(seeds, rows, device), step)
+    return uniform(as_seeds(seeds, rows, device), step if isinstance(step, Tensor) else int(step))
 
 
 def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
@@ -92,10 +94,10 @@ def _first_above(ends: Tensor, target: Tensor) -> Tensor:
 def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:
     """Seeds as int64 `[...]`; a ValueError unless there is one for each row."""
     if not isinstance(seeds, Tensor):
-        plain = [seeds] if isinstance(seeds, int) else list(seeds)
-        if all(isinstance(seed, int) for seed in plain):  # hashes are often unsigned: the same 64 bits
-            plain = [(seed + 2**63) % 2**64 - 2**63 for seed in plain]
-            seeds = torch.tensor(plain[0] if isinstance(seeds, int) else plain)
+        plain: list[Any] = [seeds] if isinstance(seeds, (int, Integral)) else list(seeds)
+        if all(isinstance(seed, Integral) for seed in plain):  # hashes are often unsigned: the same 64 bits
+            plain = [(int(seed) + 2**63) % 2**64 - 2**63 for seed in plain]
+            seeds = torch.tensor(plain[0] if isinstance(seeds, Integral) else plain)
     table = torch.as_tensor(seeds, device=device)
     if table.is_floating_point() or table.dtype == torch.bool:
         raise ValueError(f"seeds must be whole numbers, got {table.dtype}")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+FORMATS = (".png", ".svg", ".pdf")  # of figures
+
 
 def check_writable(path: Path) -> None:
     """Raise a ValueError where `path` could not be written, before hours of work depend on it."""

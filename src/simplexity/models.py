@@ -102,14 +102,14 @@ def load_model(name: str | None = None, device: str | None = None, dtype: str | 
         if not options:
             AutoConfig.from_pretrained(where)  # a name that leads nowhere fails here once, not in every file
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options)
+        model = model.to(place).eval()
     except Exception as error:  # a damaged file makes its readers fail in any way
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "" if options or Path(where).is_dir() else " Is the name right, and the hub reachable?"
         raise ValueError(f"cannot load the model {name or embedded.NAME!r}: {first}{hint}") from error
     tokenizer.padding_side = "left"
-    placed: Any = model
-    return LanguageModel(name or embedded.NAME, placed.to(place).eval(), tokenizer)
+    return LanguageModel(name or embedded.NAME, model, tokenizer)
 
 
 def quiet_transformers() -> None:

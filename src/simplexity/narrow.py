@@ -78,6 +78,9 @@ def narrow_to(kept: Tensor, scores: Tensor) -> Narrowed:
 
 def narrow_above(scores: Tensor, floor: Tensor, peaks: Tensor) -> Narrowed:
     """The columns of `scores` above `floor` `[..., 1]`, at least one in every row; `peaks` are their block maxima."""
+    best = peaks.amax(-1, keepdim=True)
+    # a floor a little below the best may round to it: the best entry stays, whatever the floor
+    floor = torch.minimum(floor, torch.nextafter(best, torch.full_like(best, -torch.inf)))
     rows, peaks = scores.reshape(-1, scores.shape[-1]), peaks.reshape(-1, peaks.shape[-1])
     row, column = _above(rows, peaks, floor.expand(*scores.shape[:-1], 1).reshape(-1, 1))
     if len(rows) == 1:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
 from simplexity import measures
 from simplexity.context import Context
@@ -88,13 +88,14 @@ class DecoderProcessor(LogitsProcessor):
             raise ValueError("give a generator or seeds, not both")
         self.decoder = as_decoder(decoder)
         self.seeds, self.generator, self.mode = seeds, generator, mode
-        self.trace, self.start = trace, start
+        self.trace, self.start, self.last = trace, start, -1
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scores `[rows, V]` in which one token a row is left."""
-        if self.start is None or input_ids.shape[1] < self.start:
-            self.start = input_ids.shape[1]  # a new text begins
-        step = input_ids.shape[1] - self.start
+        length = input_ids.shape[1]
+        if self.start is None or length not in (self.start, self.last + 1):
+            self.start = length  # a new text begins
+        self.last, step = length, length - self.start
         seeds = None if self.seeds is None else as_seeds(_listed(self.seeds), scores.shape[:-1], scores.device)
         context = Context(tokens=input_ids, step=step, seeds=seeds)
         if self.mode:
@@ -111,9 +112,10 @@ class Sampling:
 
     Sampling settings and penalties of the model's own generation_config are not applied, and a warning says which.
     Stopping criteria and `num_return_sequences` (with do_sample=True) work as always; a streamer is given here, because
-    transformers does not hand its own on to a `custom_generate`. `seeds` are one for each prompt, from which those of
-    its samples are derived; other arguments are those of `DecoderProcessor`. `settings` holds afterwards what was not
-    applied.
+    transformers does not hand its own on to a `custom_generate`, and so are `processors` of transformers' own classes
+    that the scores are to go through first: given to `generate` they cannot be told from those of the configuration.
+    `seeds` are one for each prompt, from which those of its samples are derived; other arguments are those of
+    `DecoderProcessor`. `settings` holds afterwards what was not applied.
     """
 
     def __init__(
@@ -121,10 +123,13 @@ class Sampling:
         decoder: str | dict[str, Any] | Decoder,
         seeds: Seeds | None = None,
         streamer: Any = None,
+        processors: Sequence[Any] = (),
         **options: Any,
     ) -> None:
         self.decoder, self.seeds, self.streamer, self.options = as_decoder(decoder), seeds, streamer, options
+        self.processors = processors
         self.settings: dict[str, Any] = {}
+        self.ends = Ends()
 
     def __call__(
         self,
@@ -141,7 +146,9 @@ class Sampling:
             raise ValueError(f"num_beams={config.num_beams}: a decoder draws tokens one by one, pass num_beams=1")
         self.settings = distorting(config)
         kept = [p for p in logits_processor or [] if type(p).__name__ in KEPT or not _built_in(p)]
-        _say(self.settings)
+        _say(self.settings, [p for p in logits_processor or [] if p not in kept and p not in self.processors])
+        kept = [*self.processors, *(p for p in kept if p not in self.processors)]
+        self.ends = Ends(stopping_criteria or [])
         config.do_sample = False  # the draw is ours; transformers takes the one token left
         seeds, n = self.seeds, config.num_return_sequences or 1
         if seeds is not None:
@@ -155,11 +162,33 @@ class Sampling:
             model,
             input_ids,
             logits_processor=LogitsProcessorList([*kept, own]),
-            stopping_criteria=stopping_criteria,
+            stopping_criteria=self.ends,
             generation_config=config,
             streamer=self.streamer,
             **rest,
         )
+
+
+class Ends(StoppingCriteriaList):
+    """The stopping criteria, with a record of where each row ended for another reason than its length."""
+
+    def __init__(self, criteria: Sequence[Any] = ()) -> None:
+        super().__init__(criteria)
+        self.lengths: Tensor | None = None  # [rows], tokens in all; 0: not ended
+
+    def __call__(self, input_ids: Tensor, scores: Any, **rest: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Which rows are done."""
+        done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        full = done.clone()
+        for rule in list[Any](self):
+            if isinstance(rule, MaxLengthCriteria | MaxTimeCriteria):
+                full = full | rule(input_ids, scores, **rest)
+            else:
+                done = done | rule(input_ids, scores, **rest)
+        if self.lengths is None:
+            self.lengths = torch.zeros(len(input_ids), dtype=torch.int64, device=input_ids.device)
+        self.lengths = torch.where((self.lengths == 0) & done, input_ids.shape[1], self.lengths)
+        return done | full
 
 
 def distorting(config: Any) -> dict[str, Any]:
@@ -179,7 +208,7 @@ class Generated:
 
     tokens: Tensor
     lengths: Tensor  # [rows], the end token included
-    finished: Tensor  # [rows]: ended by an end token, not by the limit
+    finished: Tensor  # [rows]: ended by an end token or a stop string, not by the limit
     seconds: float  # without what the tracing took
     settings: dict[str, Any]  # of the model's generation_config, not applied
     log_q: Tensor | None = None  # [rows, T], under the decoder; 0 after the end
@@ -226,7 +255,8 @@ def generate(
             f"but the model reads {context} at most"
         )
     record = Trace() if trace else None
-    sampling = Sampling(decoder, seeds, streamer, generator=generator, mode=mode, trace=record)
+    own = options.get("logits_processor") or ()
+    sampling = Sampling(decoder, seeds, streamer, own, generator=generator, mode=mode, trace=record)
     if stop:
         if tokenizer is None:
             raise ValueError("stop strings need the tokenizer")
@@ -248,21 +278,16 @@ def generate(
         )
     seconds = time.perf_counter() - start - (0.0 if record is None else record.seconds)
     tokens = output[:, length:]
-    lengths, finished = _lengths(tokens, model.generation_config.eos_token_id)
+    assert sampling.ends.lengths is not None
+    ended = (sampling.ends.lengths - length).clamp(max=tokens.shape[1])
+    finished = ended > 0
+    lengths = torch.where(finished, ended, tokens.shape[1])
     after = torch.arange(tokens.shape[1], device=tokens.device) >= lengths.unsqueeze(-1)
     measured = {}
     for name in ("log_q", "log_p", "entropy", "effective_temperature", "best") if record is not None else ():
         steps = getattr(record, name)[: tokens.shape[1]]  # a stop noticed late leaves more steps than tokens
         measured[name] = torch.stack(steps, -1).masked_fill_(after, 0)
     return Generated(tokens, lengths, finished, seconds, sampling.settings, **measured)
-
-
-def _lengths(tokens: Tensor, end: int | Sequence[int] | None) -> tuple[Tensor, Tensor]:
-    """How many tokens each row has up to its first end token, and whether it has one."""
-    ends = torch.as_tensor([] if end is None else end, device=tokens.device, dtype=tokens.dtype).view(-1)
-    ended = torch.isin(tokens, ends)
-    finished = ended.any(-1)
-    return torch.where(finished, ended.int().argmax(-1) + 1, tokens.shape[1]), finished
 
 
 def _listed(seeds: Seeds) -> Sequence[int] | Tensor:
@@ -273,11 +298,15 @@ def _built_in(processor: Any) -> bool:
     return type(processor).__module__ == logits_process.__name__
 
 
-def _say(settings: dict[str, Any]) -> None:
-    if settings:
-        said = ", ".join(f"{name}={value}" for name, value in settings.items())
+def _say(settings: dict[str, Any], dropped: Sequence[Any]) -> None:
+    said = [f"{name}={value}" for name, value in settings.items()]
+    # what a setting is called is part of its processor's name: TopKLogitsWarper, NoRepeatNGramLogitsProcessor
+    words = {name.replace("_", "") for name in (*settings, "temperature", "top_k", "bad_words", "no_repeat_ngram")}
+    said += [name for p in dropped if not any(word in (name := type(p).__name__).lower() for word in words)]
+    if said:
         warnings.warn(
-            f"not applied, the decoder alone decides: {said} (from the model's generation_config or the call)",
+            f"not applied, the decoder alone decides: {', '.join(said)} "
+            "(from the model's generation_config or the call)",
             UserWarning,
             stacklevel=4,
         )

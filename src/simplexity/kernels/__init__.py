@@ -32,6 +32,8 @@ SMALL = 1024  # vocabularies for which the general path is as fast
 
 def draw_fused(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
     """Tokens `[...]` of a problem on the CPU whose scores are known to be sound; None where no kernel serves."""
+    if problem.scores.device.type != "cpu":
+        return None
     omega = problem.regulariser
     terms = tuple(type(term) for _, term in omega.terms) if isinstance(omega, Sum) else (type(omega),)
     kernel = CPU.get((terms, type(problem.support)))

@@ -26,6 +26,7 @@ from simplexity.solvers import MirrorAscent
 from simplexity.solvers.coverage_root import TOLERANCES, Head, newton
 from simplexity.supports import TopK, best_scores
 
+GENTLE = 3.0  # beyond, the tail as a difference of sums loses digits
 AT_ONCE = 2**19  # numbers that stay in a processor's cache
 STRONGEST = 20.0  # log of what coverage may multiply a probability by, for exponentials without a peak to subtract
 
@@ -73,7 +74,9 @@ def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Te
     lam, tau, k = problem.lam, kl.anchor.temperature, cover.k
     if isinstance(lam, Tensor) or isinstance(tau, Tensor) or isinstance(beta, Tensor) or isinstance(k, Tensor):
         return None
-    if c != 1 or lam == 0 or kl.anchor.scores is not problem.scores or cover.rule not in ("probs", "top-m", "uniform"):
+    if cover.anchor is not kl.anchor or kl.anchor.scores is not problem.scores:
+        return None
+    if c != 1 or lam == 0 or cover.rule not in ("probs", "top-m", "uniform"):
         return None
     best = peaks.amax(-1, keepdim=True)
     task = Task(problem.scores, peaks, best, lam, 1.0 / tau, beta * k, k, cover.rule, cover.m)
@@ -148,7 +151,7 @@ def draw_steps(task: Task, steps: int, step: float, u: Tensor) -> Tensor | None:
         return None
     floor = task.best + (task.rounding - boost) / (task.slope + levels[1])
     if crowded(task.scores, floor):
-        return draw_wide(climb, boost, u)
+        return draw_wide(climb, boost, u) if boost < GENTLE else None
     columns = narrow_above(task.scores, floor, task.peaks)
     x = (columns.scores - task.best).double()
     mass = task.first_mass()

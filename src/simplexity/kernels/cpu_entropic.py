@@ -12,6 +12,7 @@ from torch import Tensor
 from simplexity.anchor import AnchorKL
 from simplexity.draw import inverse_cdf
 from simplexity.problem import Problem
+from simplexity.regularisers import Sum
 from simplexity.rows import FLOORS, block_length, exp_, in_blocks, total
 from simplexity.supports import CUT, TopP
 
@@ -21,7 +22,7 @@ FEW = 512  # tokens that a loop in Python handles faster than torch
 def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
     """Tokens `[...]`; see `Kernel`."""
     omega, lam = problem.regulariser, problem.lam
-    if solver is not None or isinstance(lam, Tensor) or lam == 0:
+    if solver is not None or isinstance(lam, Tensor) or lam == 0 or isinstance(omega, Sum):
         return None
     if isinstance(omega, AnchorKL):
         if omega.anchor.scores is not problem.scores or isinstance(omega.anchor.temperature, Tensor):
@@ -48,7 +49,7 @@ def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Ten
     The few numbers above the cut leave torch: what takes a tensor operation microseconds takes a list nanoseconds.
     """
     best = max(peaks.tolist())
-    floor = best + tau * math.log(CUT)
+    floor = min(best + tau * math.log(CUT), math.nextafter(best, -math.inf))
     hot = (peaks > floor).nonzero().view(-1)
     length = block_length(len(scores))
     inside = in_blocks(scores, fill=-math.inf).index_select(0, hot).view(-1)

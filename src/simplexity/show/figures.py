@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from simplexity.comparing import Compared
@@ -30,10 +33,9 @@ def figure(width: float, height: float) -> Figure:
 
 
 def save(made: Figure, path: Path) -> None:
-    """Write the figure, whole or not at all; the suffix chooses the format."""
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"cannot draw {path}: the name must end in .png, .svg or .pdf")
-    with whole_file(path) as draft:
+    """Write the figure, whole or not at all; the suffix, one of `FORMATS`, chooses how."""
+    with whole_file(path) as draft, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box stands for it, and the text is elsewhere
         made.savefig(draft)
 
 
@@ -92,8 +94,10 @@ def simplex_figure(
     part.set_ylim(max(y - reach, -0.06), max(y - reach, -0.06) + 2 * reach)
     frame = {"fill": False, "edgecolor": GREY, "linewidth": 0.8, "linestyle": ":"}
     whole.add_patch(Rectangle((x - reach, max(y - reach, -0.06)), 2 * reach, 2 * reach, **frame))
+    handles, labels = whole.get_legend_handles_labels()
     made.legend(
-        *whole.get_legend_handles_labels(),
+        [Line2D([], [], marker="o", linestyle="", color=handle.get_color()) for handle in handles],
+        labels,
         loc="outside lower center",
         ncols=4,
         frameon=False,
@@ -135,7 +139,7 @@ def _decoders(axes: Any, points: Sequence[tuple[str, Tensor]], paths: Sequence[t
         x, y = _place(q.tolist())
         # decoders may agree: larger discs below let every one of them be seen
         size = 17 - 13 * i / max(1, len(points) - 1)
-        axes.plot([x], [y], "o", markersize=size, color=colour(i), markeredgecolor="white", label=name, zorder=4 + i)
+        axes.plot([x], [y], "o", markersize=size, color=colour(i), mec="white", mew=0.4, label=name, zorder=4 + i)
 
 
 def compare_figure(results: Sequence[Compared], title: str) -> Figure:
@@ -149,6 +153,8 @@ def compare_figure(results: Sequence[Compared], title: str) -> Figure:
     left.set_xlabel("token", fontsize=9, color=GREY)
     left.set_ylabel("entropy of q (nats, mean of 5 tokens)", fontsize=9, color=GREY)
     left.set_ylim(bottom=0)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.legend(fontsize=7, frameon=False, prop={"family": "monospace", "size": 7}, loc="upper right")
     places = range(len(results))
     taus = [0.0 if math.isnan(r.effective_temperature) else r.effective_temperature for r in results]
     right.barh(places, taus, color=[colour(i) for i in places], height=0.6)

@@ -67,6 +67,7 @@ one are about as sharp, whatever their names.</p>
 <div class="grid">{cards}</div>
 <h2>Entropy of q along the text</h2>
 <div class="card scroll">{_entropy_chart(results)}</div>
+<p class="note">{_legend(results)}</p>
 <p class="note">Mean over the samples still being written, smoothed over five tokens.</p>
 <h2>The texts</h2>
 <div class="grid">{texts}</div>
@@ -97,10 +98,14 @@ def _step_card(i: int, step: Step, at: int) -> str:
     d, c = answer.description, answer.certificate
     note = (
         f"entropy {abs(d.entropy.item()):.2f} · τ {number(d.effective_temperature.item())} · "
-        f"{d.support_size.item():,} tokens · gap {c.gap.item():.0e}"
+        f"{_tokens(int(d.support_size.item()))} · gap&nbsp;{c.gap.item():.0e}"
     )
     title = html.escape(answer.spec)
     return f'<div class="card"><h3 class="spec">{title}</h3>{bars}<p class="note">{note}</p></div>'
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count:,} tokens"
 
 
 def _text_card(i: int, r: Compared) -> str:
@@ -145,6 +150,14 @@ def _entropy_chart(results: Sequence[Compared]) -> str:
         lines += f'<polyline points="{points}" fill="none" stroke="{colour(i)}" stroke-width="2">'
         lines += f"<title>{html.escape(r.spec)}</title></polyline>"
     return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="entropy by token">{marks}{lines}</svg>'
+
+
+def _legend(results: Sequence[Compared]) -> str:
+    dots = (
+        f'<span class="dot" style="background:{colour(i)}"></span><span class="spec">{html.escape(r.spec)}</span>'
+        for i, r in enumerate(results)
+    )
+    return " &nbsp; ".join(dots)
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:

@@ -35,7 +35,14 @@ def token_label(text: str) -> str:
 def show_step(step: Step, width: int) -> RenderableType:
     """Each decoder's block: the model's probabilities on the left, its own on the right, the certificate below."""
     length = max(8, min(28, (width - TOKEN - 22) // 2))
-    return Group(*(_block(step, answer, length) for answer in step.decoders))
+    key = Text(
+        "τ: effective temperature, that of the plain softmax as sharp as q. ·: exactly zero. gap: what q misses of the "
+        "best value of its objective. multiplier: the slope <q, g> all tokens with mass share at the optimum; active: "
+        "how far any of them is from it, however small its mass; inactive: how far a token without mass exceeds it. "
+        "bok stops after a few steps, so only solver=exact brings its gap to zero.",
+        style="dim",
+    )
+    return Group(*(_block(step, answer, length) for answer in step.decoders), key)
 
 
 def _block(step: Step, answer: Explained, length: int) -> RenderableType:
@@ -52,8 +59,9 @@ def _block(step: Step, answer: Explained, length: int) -> RenderableType:
         p, q = step.p[token].item(), answer.q[token].item()
         shown_p, shown_q = shown_p + p, shown_q + q
         lines.append(_bars(token_label(text), p, q, length))
-    rest_p, rest_q = max(0.0, 1 - shown_p), max(0.0, 1 - shown_q)
-    lines.append(_bars("(all others)", rest_p, rest_q if rest_q > 1e-6 else 0.0, length))
+    more = d.support_size.item() > (answer.q[step.ids] > 0).sum().item()
+    rest_q = max(1e-9, 1 - shown_q) if more else 0.0
+    lines.append(_bars("(all others)", max(0.0, 1 - shown_p), rest_q, length))
     lines.append(
         Text(
             f"  active {c.active_residual.item():.1e}  inactive {c.inactive_violation.item():.1e}  "
@@ -77,7 +85,7 @@ def _bars(label: str, p: float, q: float, length: int) -> Text:
 def show_comparison(results: Sequence[Compared], n: int) -> RenderableType:
     """The numbers as a table, then the texts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("decoder", overflow="fold")
+    table.add_column("decoder", overflow="fold", min_width=16)
     for heading in ("tokens/s", "entropy", "τ", f"distinct\nof {n}", "left\nbest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for r in results:
