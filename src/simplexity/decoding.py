@@ -17,8 +17,8 @@ from torch import Tensor
 from simplexity import measures, specs
 from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
-from simplexity.draw import Seeds, inverse_cdf, mode, uniforms
-from simplexity.kernels import draw_fused
+from simplexity.draw import Seeds, as_seeds, inverse_cdf, mode, uniforms
+from simplexity.kernels import draw_fused, draw_on_gpu
 from simplexity.parameters import Rule, rule_of
 from simplexity.problem import Problem, raise_for, status_of
 from simplexity.rows import all_finite, as_working, block_maxima, per_row
@@ -133,6 +133,14 @@ class Decoder(ABC):
         if context is not None:
             seeds = context.seeds if seeds is None and generator is None else seeds
             step = context.step if step is None else step
+        if (
+            scores.is_cuda
+            and (found := self._draw_on_gpu(scores, generator, seeds, 0 if step is None else step, context)) is not None
+        ):
+            if not validate:
+                return found
+            raise_for(found[1])
+            return found[0]
         scores = as_working(scores)
         u = uniforms(scores.shape[:-1], scores.device, generator, seeds, 0 if step is None else step)
         posed = self._posed(scores, context, validate)
@@ -176,6 +184,33 @@ class Decoder(ABC):
     def summary(cls) -> str:
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n")[0]
+
+    def _draw_on_gpu(
+        self,
+        scores: Tensor,
+        generator: torch.Generator | None,
+        seeds: Seeds | None,
+        step: int | Tensor,
+        context: Context | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """(tokens, status) by a fused kernel, from the scores as they are; None where none knows this decoder."""
+        special = context is not None and (context.mask is not None or context.other is not None)
+        special = special or self.entropy is not None or self.effective_temperature is not None
+        if special or scores.ndim == 0 or scores.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return None
+        rows = scores.shape[:-1]
+        probe = scores.new_empty((*rows, 1), dtype=torch.float32)  # what is asked does not depend on the scores
+        columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
+        decoder = self._with({name: per_row(value, probe, name) for name, value in columns.items()})
+        problem = decoder.problem(probe)
+        if problem.scores is not probe:
+            return None
+        u = own = None
+        if seeds is None:
+            u = uniforms(rows, scores.device, generator).reshape(-1)
+        else:
+            own = as_seeds(seeds, rows, scores.device).reshape(-1)
+        return draw_on_gpu(scores.detach(), problem, decoder.method(problem), own, step, u)
 
     def _certified(self, scores: Tensor, context: Context | None) -> tuple[Tensor, Certificate]:
         posed = self._posed(scores, context, True)

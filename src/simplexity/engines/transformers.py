@@ -180,11 +180,12 @@ class Ends(StoppingCriteriaList):
         """Which rows are done."""
         done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         full = done.clone()
-        for rule in list[Any](self):
+        for rule in self:
+            judge: Any = rule
             if isinstance(rule, MaxLengthCriteria | MaxTimeCriteria):
-                full = full | rule(input_ids, scores, **rest)
+                full = full | judge(input_ids, scores, **rest)
             else:
-                done = done | rule(input_ids, scores, **rest)
+                done = done | judge(input_ids, scores, **rest)
         if self.lengths is None:
             self.lengths = torch.zeros(len(input_ids), dtype=torch.int64, device=input_ids.device)
         self.lengths = torch.where((self.lengths == 0) & done, input_ids.shape[1], self.lengths)

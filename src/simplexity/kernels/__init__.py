@@ -4,7 +4,9 @@ A table keyed by the problem, the types of its regularisers and of its support, 
 A problem that is not in the table, or a kernel that declines, takes the general path: solve, then draw.
 """
 
+import importlib.util
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from simplexity.anchor import AnchorCoverage, AnchorKL
 from simplexity.kernels.cpu_coverage import draw_coverage
 from simplexity.kernels.cpu_entropic import draw_entropic
+from simplexity.kernels.plans import plan_for
 from simplexity.problem import Problem
 from simplexity.regularisers import NegEntropy, Sum
 from simplexity.supports import Everything, TopK, TopP
@@ -27,6 +30,32 @@ CPU: dict[tuple[tuple[type, ...], type], Kernel] = {
     ((AnchorKL, AnchorCoverage), Everything): draw_coverage,
 }
 
+
+@cache
+def has_triton() -> bool:
+    """Whether the kernels for GPUs can be loaded; looked up only when a GPU asks."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def draw_on_gpu(
+    logits: Tensor, problem: Problem, solver: Any, seeds: Tensor | None, step: int | Tensor, u: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """(tokens, status) `[...]` of logits `[..., V]` on a GPU, in any floating dtype; None where no kernel serves.
+
+    `problem` need only say what is asked of the scores, not hold them. No host synchronisation.
+    """
+    plan = plan_for(problem, solver)
+    if plan is None or logits.stride(-1) != 1 or logits.shape[-1] > LARGEST or not has_triton():
+        return None
+    from simplexity.kernels.gpu import fused_draw
+
+    rows = logits.shape[:-1]
+    step = step.expand(rows).reshape(-1) if isinstance(step, Tensor) else step
+    drawn = fused_draw(logits.reshape(-1, logits.shape[-1]), plan.expand(rows), seeds, step, u)
+    return drawn.tokens.view(rows), drawn.status.view(rows)
+
+
+LARGEST = 2**20  # tokens whose group maxima one program can hold
 SMALL = 1024  # vocabularies for which the general path is as fast
 
 

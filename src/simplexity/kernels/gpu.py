@@ -1,0 +1,135 @@
+"""Launching the Triton kernels: scratch memory, parameters, and the order of the launches. No host synchronisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simplexity.kernels import gpu_rows
+from simplexity.kernels.plans import Plan
+
+rows: Any = gpu_rows
+
+TILE, TILE_WARPS, ROW_WARPS = 4096, 4, 8  # the fastest of those tried on an H200
+GROUP, GROUPS = rows.GROUP, rows.GROUPS
+KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4}
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status` and whether K3 was needed."""
+
+    tokens: Tensor
+    log_q: Tensor
+    status: Tensor
+    swept: Tensor
+
+
+def fused_draw(
+    logits: Tensor,
+    plan: Plan,
+    seeds: Tensor | None = None,
+    step: int | Tensor = 0,
+    uniforms: Tensor | None = None,
+) -> Drawn:
+    """One token for each row of logits `[B, V]`; q is never written.
+
+    Drawn by one number a row: from its seed and the step, or as given in `uniforms`, float64 `[B]`.
+    """
+    seeds = _constant(0, torch.int64, logits.device) if seeds is None else seeds
+    drawn, _ = _run(logits, plan, seeds, step, uniforms, draw=True)
+    return drawn
+
+
+def fused_distribution(
+    logits: Tensor, plan: Plan, log: bool = False, out: Tensor | None = None
+) -> tuple[Tensor, Drawn]:
+    """q, or log q, `[B, V]` in float32; `out` may be the logits themselves."""
+    seeds = _constant(0, torch.int64, logits.device)
+    drawn, scratch = _run(logits, plan, seeds, 0, None, draw=False)
+    q = torch.empty_like(logits, dtype=torch.float32) if out is None else out
+    size, kind = logits.shape[-1], KINDS[plan.kind]
+    lam, lam_stride = _parameter(plan.lam, torch.float32, logits)
+    grid = (scratch.tiles, len(logits))
+    rows.write[grid](
+        logits, logits.stride(0), size, lam, lam_stride, scratch.scalars, drawn.status, q, q.stride(0),
+        KIND=kind, TILE=scratch.tile, SCALARS=rows.SCALARS, LOG=log, num_warps=scratch.warps,
+    )  # fmt: skip
+    return q, drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """What the kernels hand each other: under 2% of float32 logits."""
+
+    tile: int
+    tiles: int
+    warps: int
+    floats: Tensor
+    scalars: Tensor
+
+
+def _run(
+    logits: Tensor, plan: Plan, seeds: Tensor, step: int | Tensor, uniforms: Tensor | None, draw: bool
+) -> tuple[Drawn, Scratch]:
+    batch, size = logits.shape
+    device, kind = logits.device, KINDS[plan.kind]
+    tile = min(TILE, max(16, 1 << (size - 1).bit_length()))
+    tiles = -(-size // tile)
+    padded = 1 << (tiles - 1).bit_length()
+    warps, row_warps = (TILE_WARPS, ROW_WARPS) if tile >= 1024 else (4, 4)
+    group, groups = min(GROUP, tile), min(GROUPS, 1 << (-(-size // min(GROUP, tile)) - 1).bit_length())
+    cells, per_tile = batch * tiles, tile // group
+    head = plan.kind != "softmax"
+    floats = torch.empty(cells * (2 + per_tile * head) + batch * groups * head, dtype=torch.float32, device=device)
+    maxima, sums, peaks = floats[:cells], floats[cells : 2 * cells], floats[2 * cells : (2 + per_tile * head) * cells]
+    chosen = floats[(2 + per_tile * head) * cells :].view(torch.int32)
+    scalars = torch.empty(batch * rows.SCALARS, dtype=torch.float32, device=device)
+    tokens = torch.empty(batch, dtype=torch.int64, device=device)
+    log_q = torch.empty(batch, dtype=torch.float32, device=device)
+    status = torch.empty(batch, dtype=torch.int8, device=device)
+    flags = torch.empty(batch, dtype=torch.int32, device=device)
+    lam = _parameter(plan.lam, torch.float32, logits)
+    tau = _parameter(plan.tau, torch.float32, logits)
+    p = _parameter(plan.p, torch.float64, logits)
+    k = _parameter(plan.k, torch.int32, logits)
+    seed = (seeds, 0 if seeds.numel() == 1 else 1)
+    at = _parameter(step, torch.int64, logits)
+    u = seed[0] if uniforms is None else uniforms
+    if batch:
+        rows.tiles[(tiles, batch)](
+            logits, logits.stride(0), size, *lam, *tau, maxima, sums, peaks,
+            KIND=kind, TILE=tile, NT=tiles, GROUP=group, num_warps=warps,
+        )  # fmt: skip
+        rows.solve[(batch,)](
+            logits, logits.stride(0), size, *lam, *tau, *p, *k, u, *seed, *at, maxima, sums, peaks, chosen, scalars,
+            tokens, log_q, status, flags,
+            KIND=kind, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile, NGP=padded * per_tile, GROUP=group,
+            GROUPS=groups, DRAW=draw, SEEDED=uniforms is None, SCALARS=rows.SCALARS, num_warps=row_warps,
+        )  # fmt: skip
+        if plan.kind != "softmax":
+            rows.sweep[(batch,)](
+                logits, logits.stride(0), size, *lam, *tau, *p, *k, u, *seed, *at, maxima, sums, scalars, tokens, log_q,
+                flags,
+                KIND=kind, TILE=tile, NT=tiles, NTP=padded, DRAW=draw, SEEDED=uniforms is None,
+                SCALARS=rows.SCALARS, num_warps=row_warps,
+            )  # fmt: skip
+    return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, floats, scalars)
+
+
+def _parameter(value: Any, dtype: torch.dtype, logits: Tensor) -> tuple[Tensor, int]:
+    """A tensor and its stride: 0 for a number that all rows share."""
+    if not isinstance(value, Tensor):
+        return _constant(value, dtype, logits.device), 0
+    column = value.reshape(-1).to(logits.device, dtype)
+    return column, 0 if len(column) == 1 else 1
+
+
+@cache
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number on the device, filled there: a copy from the host would wait for it."""
+    return torch.full((1,), value, dtype=dtype, device=device)

@@ -1,0 +1,209 @@
+"""The Triton kernels against the float64 reference: in Triton's interpreter without a GPU, in full on one.
+
+On a GPU: `make test-gpu`. The interpreter is slow, so vocabularies, tiles and groups are small there.
+"""
+
+import os
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
+triton = pytest.importorskip("triton")
+
+from simplexity import Context, decoder  # noqa: E402
+from simplexity.draw import uniform  # noqa: E402
+from simplexity.kernels import gpu  # noqa: E402
+from simplexity.kernels.plans import plan_for  # noqa: E402
+
+# the interpreter computes with numpy, which remarks on log 0 and inf − inf
+pytestmark = [pytest.mark.xdist_group("triton"), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+DEVICE = "cuda" if GPU else "cpu"
+SIZES = [1, 111, 32_003, 151_936] if GPU else [1, 111, 700]
+SPECS = [
+    "softmax:temperature=0.7",
+    "top-k:k=20,temperature=0.7",
+    "top-p:p=0.9,temperature=0.8",
+    "top-p:p=0.8,temperature=0.6,temperature_last=true",
+    "sparsemax:lam=0.8",
+    "entmax",
+    "kl:lam=0.9,temperature=0.8",
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    if not GPU:
+        for name, value in {"TILE": 256, "GROUP": 8, "GROUPS": 16}.items():
+            monkeypatch.setattr(gpu, name, value)
+
+
+def awkward(size: int) -> torch.Tensor:
+    """Peaked, flat, tied, masked, constant and adversarial rows, and one with a single token."""
+    g = torch.Generator().manual_seed(size)
+    x = torch.randn(7, size, generator=g)
+    x[0] *= 8
+    x[1] *= 0.3
+    x[2] = x[2].round()
+    x[3, size // 2 + 1 :] = -torch.inf
+    x[4] = 2.5
+    x[5] = 1e4 + 30 * x[5]
+    x[6, 1:] = -torch.inf
+    return x
+
+
+def plan_of(spec: str):
+    chosen = decoder(spec)
+    problem = chosen.problem(torch.zeros(1, 1))
+    plan = plan_for(problem, chosen.method(problem))
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("size", SIZES)
+def test_q_and_draws_are_those_of_the_reference(spec, size):
+    x = awkward(size)
+    q = decoder(spec).distribution(x.double())
+    plan, on_device = plan_of(spec), x.to(DEVICE)
+    written, drawn = gpu.fused_distribution(on_device, plan)
+    written = written.cpu()
+    assert not drawn.status.any()
+    assert 0.5 * (written.double() - q).abs().sum(-1).max() < 1e-5
+    differ = (written > 0) != (q > 1e-37)
+    assert (q[differ] < 1e-6).all(), "another support"
+    logs, _ = gpu.fused_distribution(on_device, plan, log=True)
+    torch.testing.assert_close(logs.exp().cpu(), written, atol=1e-6, rtol=1e-4)
+    ends = q.cumsum(-1)
+    for step in range(3):
+        seeds = torch.arange(len(x)) + 10 * step
+        u = uniform(seeds, step)
+        found = gpu.fused_draw(on_device, plan, seeds.to(DEVICE), step)
+        tokens = found.tokens.cpu().unsqueeze(-1)
+        mass = q.gather(-1, tokens).squeeze(-1)
+        high = ends.gather(-1, tokens).squeeze(-1)
+        assert bool(((u >= high - mass - 3e-6) & (u <= high + 3e-6)).all())
+        torch.testing.assert_close(found.log_q.cpu().double(), mass.log(), atol=1e-4, rtol=1e-4)
+        given = gpu.fused_draw(on_device, plan, uniforms=u.to(DEVICE))
+        assert torch.equal(given.tokens, found.tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    x = (3 * torch.randn(3, SIZES[-1], generator=torch.Generator().manual_seed(0))).to(dtype)
+    for spec in ("softmax", "top-p:p=0.7", "sparsemax"):
+        written, _ = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
+        q = decoder(spec).distribution(x.double())
+        assert 0.5 * (written.cpu().double() - q).abs().sum(-1).max() < 1e-5
+
+
+def test_parameters_per_row():
+    x = awkward(SIZES[-1])[:3]
+    rows = {"temperature": [0.5, 1.0, 2.0], "p": [0.3, 0.9, 1.0], "k": [1, 7, 10**6]}
+    for name, more in {"softmax": [], "top-p": ["p"], "top-k": ["k"]}.items():
+        fields = ["temperature", *more]
+        mixed = decoder({"decoder": name, **{f: rows[f] for f in fields}})
+        problem = mixed._with({f: torch.tensor(rows[f]).unsqueeze(-1) for f in fields}).problem(torch.zeros(3, 1))
+        plan = plan_for(problem, None)
+        assert plan is not None
+        written, _ = gpu.fused_distribution(x.to(DEVICE), plan.expand(torch.Size([3])))
+        assert 0.5 * (written.cpu().double() - mixed.distribution(x.double())).abs().sum(-1).max() < 1e-5
+
+
+def test_rows_that_cannot_be_solved():
+    x = awkward(SIZES[1]).to(DEVICE)
+    x[0, 5], x[1, 7], x[2] = torch.nan, torch.inf, -torch.inf
+    x[1, 3] = -torch.inf
+    for spec in SPECS:
+        found = gpu.fused_draw(x, plan_of(spec), torch.arange(len(x), device=DEVICE))
+        assert found.status.tolist() == [1, 2, 3, 0, 0, 0, 0]
+        assert found.tokens[:3].tolist() == [-1, -1, -1]
+        assert (found.tokens[3:] >= 0).all()
+        written, _ = gpu.fused_distribution(x, plan_of(spec))
+        assert written[:3].sum() == 0
+
+
+def test_a_row_depends_on_itself_alone():
+    x, seeds = awkward(SIZES[-1]).to(DEVICE), torch.arange(7, device=DEVICE)
+    for spec in SPECS[:3]:
+        plan = plan_of(spec)
+        together = gpu.fused_draw(x, plan, seeds, 5)
+        for i in (0, 2, 6):
+            alone = gpu.fused_draw(x[i : i + 1], plan, seeds[i : i + 1], 5)
+            assert alone.tokens[0] == together.tokens[i]
+            assert alone.log_q[0] == together.log_q[i]
+    assert gpu.fused_draw(x[:0], plan_of("softmax"), seeds[:0]).tokens.shape == (0,)
+
+
+def test_what_the_kernels_do_not_know():
+    for spec in ("bok", "entmax:alpha=1.2", "greedy", "sparsemax:lam=0"):
+        chosen = decoder(spec)
+        problem = chosen.problem(torch.zeros(1, 1))
+        assert plan_for(problem, chosen.method(problem)) is None
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+class TestOnTheGPU:
+    @pytest.mark.parametrize("spec", [*SPECS, "bok", "greedy"])
+    def test_decoders_draw_the_same_token_as_on_a_cpu(self, spec):
+        x = awkward(32_003)[:, :32_000].contiguous()
+        seeds = torch.arange(7)
+        on_cpu = decoder(spec).sample(x, seeds=seeds, step=4)
+        on_gpu = decoder(spec).sample(x.cuda(), seeds=seeds.cuda(), step=4)
+        assert torch.equal(on_gpu.cpu(), on_cpu)
+        tokens, status = decoder(spec).sample(x.view(7, 1, -1).cuda(), seeds=seeds.view(7, 1).cuda(), validate=False)
+        assert tokens.shape == status.shape == (7, 1)
+        mask = torch.zeros(7, 32_000, dtype=torch.bool, device="cuda")
+        mask[:, 0] = True
+        assert decoder(spec).sample(x.cuda(), context=Context(mask=mask)).tolist() == [0] * 7
+
+    def test_bad_rows_raise(self):
+        x = awkward(1000).cuda()
+        x[2, 3] = torch.nan
+        with pytest.raises(ValueError, match="row 2"):
+            decoder("top-p").sample(x)
+
+    @pytest.mark.parametrize("spec", SPECS[:3])
+    def test_a_million_draws(self, spec):
+        x = 3 * torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
+        q, plan = decoder(spec).distribution(x.double())[0], plan_of(spec)
+        wide, counts = x.cuda().expand(10_000, -1).contiguous(), torch.zeros(5000, dtype=torch.float64)
+        for part in range(100):
+            seeds = torch.arange(10_000, device="cuda") + 10_000 * part
+            counts += torch.bincount(gpu.fused_draw(wide, plan, seeds).tokens, minlength=5000).cpu()
+        expected = q * 1_000_000
+        common = expected >= 5
+        chi = ((counts - expected).square() / expected)[common].sum()
+        freedom = int(common.sum())
+        assert chi < freedom + 5 * (2 * freedom) ** 0.5
+        assert counts[q == 0].sum() == 0
+
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+    def test_a_graph_can_be_captured(self):
+        x, seeds = awkward(32_003).cuda(), torch.arange(7, device="cuda")
+        for spec in SPECS:
+            chosen = decoder(spec)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                expected, _ = chosen.sample(x, seeds=seeds, validate=False)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                tokens, _ = chosen.sample(x, seeds=seeds, validate=False)
+            tokens.zero_()
+            graph.replay()
+            assert torch.equal(tokens, expected)
+
+    def test_extra_memory(self):
+        for batch, limit in ((1, 256 << 10), (32, 0.02 * 4 * 32 * 151_936)):
+            x, seeds = torch.randn(batch, 151_936, device="cuda"), torch.arange(batch, device="cuda")
+            for spec in SPECS:
+                plan = plan_of(spec)
+                gpu.fused_draw(x, plan, seeds)
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                gpu.fused_draw(x, plan, seeds)
+                assert torch.cuda.max_memory_allocated() - before < limit
