@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything loads the kernels, doctests included
 
 # two workers on two cores: threads inside each would only wait for one another
 torch.set_num_threads(1)

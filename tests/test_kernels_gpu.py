@@ -3,15 +3,11 @@
 On a GPU: `make test-gpu`. The interpreter is slow, so vocabularies, tiles and groups are small there.
 """
 
-import os
-
 import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from simplexity import Context, decoder  # noqa: E402
 from simplexity.draw import uniform  # noqa: E402
@@ -36,7 +32,7 @@ SPECS = [
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     if not GPU:
-        for name, value in {"TILE": 256, "GROUP": 8, "GROUPS": 16}.items():
+        for name, value in {"TILE": 256, "GROUP": 8, "GROUPS": 16, "NARROW": 4}.items():
             monkeypatch.setattr(gpu, name, value)
 
 

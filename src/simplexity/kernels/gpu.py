@@ -14,14 +14,14 @@ from simplexity.kernels.plans import Plan
 
 rows: Any = gpu_rows
 
-TILE, TILE_WARPS, ROW_WARPS = 4096, 4, 8  # the fastest of those tried on an H200
-GROUP, GROUPS = rows.GROUP, rows.GROUPS
+TILE, TILE_WARPS, ROW_WARPS = 4096, 8, 8  # the fastest of those tried on an H200
+GROUP, GROUPS, NARROW = rows.GROUP, rows.GROUPS, rows.NARROW
 KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4}
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status` and whether K3 was needed."""
+    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status`, and 1 for rows that were swept."""
 
     tokens: Tensor
     log_q: Tensor
@@ -109,15 +109,9 @@ def _run(
             logits, logits.stride(0), size, *lam, *tau, *p, *k, u, *seed, *at, maxima, sums, peaks, chosen, scalars,
             tokens, log_q, status, flags,
             KIND=kind, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile, NGP=padded * per_tile, GROUP=group,
-            GROUPS=groups, DRAW=draw, SEEDED=uniforms is None, SCALARS=rows.SCALARS, num_warps=row_warps,
+            GROUPS=groups, NARROW=min(NARROW, groups), DRAW=draw, SEEDED=uniforms is None,
+            SCALARS=rows.SCALARS, num_warps=row_warps,
         )  # fmt: skip
-        if plan.kind != "softmax":
-            rows.sweep[(batch,)](
-                logits, logits.stride(0), size, *lam, *tau, *p, *k, u, *seed, *at, maxima, sums, scalars, tokens, log_q,
-                flags,
-                KIND=kind, TILE=tile, NT=tiles, NTP=padded, DRAW=draw, SEEDED=uniforms is None,
-                SCALARS=rows.SCALARS, num_warps=row_warps,
-            )  # fmt: skip
     return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, floats, scalars)
 
 

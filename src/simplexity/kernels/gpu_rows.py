@@ -3,9 +3,9 @@
 K1 `tiles`   each program reads one tile of a row once and leaves its sum of exp(a·x) and the maxima of short groups.
 K2 `solve`   one program a row merges these, reads again the few groups with the best maxima (the head: one tile at
              most), finds what the row's q depends on (a normaliser, a cut, a multiplier) and draws. Softmax has no
-             head: it picks a tile by its mass and reads that one again. A row whose head does not suffice is flagged.
-K3 `sweep`   the same for flagged rows, from the whole row; all others leave at once.
-K4 `write`   writes q or log q, where an engine wants that.
+             head: it picks a tile by its mass and reads that one again. A row whose head does not suffice is swept
+             as often as it takes, and reported.
+K3 `write`   writes q or log q, where an engine wants that.
 
 q is a function of the score and of a few numbers of its row, so every kernel computes it alike: `weigh`.
 """
@@ -27,7 +27,7 @@ SCALARS = 8  # numbers a row keeps: best, cut, last tied id, multiplier, mass, �
 
 LOG2E = tl.constexpr(1.4426950408889634)
 GROUP = 64  # neighbouring tokens that share a maximum: 1.6% of the logits
-GROUPS = 128  # groups of a head
+GROUPS, NARROW = 128, 32  # groups of a head, and of the narrow one that is tried first
 
 
 @triton.jit
@@ -181,6 +181,100 @@ def head_groups(peak, best, reach, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def above_cut(row_at, size, cut, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
+    """How many entries of the row lie above the cut, or what Σ exp(slope·x) they have."""
+    found = tl.full([], 0.0, tl.float64)
+    for tile in range(NT):
+        _, x = load_tile(row_at, tile, size, TILE)
+        if MASS:
+            e = tl.exp2((x - best) * (slope * LOG2E))
+            found += tl.sum(tl.where(x > cut, e, 0.0).to(tl.float64))
+        else:
+            found += tl.sum((x > cut).to(tl.float64))
+    return found
+
+
+@triton.jit
+def sweep_cut(row_at, size, wanted, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
+    """(cut, last tied id) of the fewest best entries whose count, or mass, reaches `wanted`; all if none do."""
+    lowest = -float("inf")
+    cut, tie = lowest, tl.full([], 2147483647, tl.int32)
+    if above_cut(row_at, size, lowest, best, slope, MASS, TILE, NT) > wanted:
+        low, high = key(tl.full([], lowest, tl.float32)), key(best)
+        while high - low > 1:
+            middle = low + (high - low) // 2
+            enough = above_cut(row_at, size, unkey(middle), best, slope, MASS, TILE, NT) >= wanted
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        cut = unkey(high)
+        left = wanted - above_cut(row_at, size, cut, best, slope, MASS, TILE, NT)
+        before = tl.full([], 0.0, tl.float64)
+        tie = tl.full([], -1, tl.int32)
+        for tile in range(NT):
+            ids, x = load_tile(row_at, tile, size, TILE)
+            tied = x == cut
+            worth = tl.where(tied, 1.0, 0.0).to(tl.float64)
+            if MASS:
+                worth = tl.where(tied, tl.exp2((x - best) * (slope * LOG2E)), 0.0).to(tl.float64)
+            start = before + tl.cumsum(worth, 0) - worth
+            tie = tl.maximum(tie, tl.max(tl.where(tied & (start < left), ids, -1)))
+            before += tl.sum(worth)
+    return cut, tie
+
+
+@triton.jit
+def sweep_threshold(row_at, size, best, slope, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
+    """`threshold` over a whole row."""
+    eta = tl.full([], -1.0, tl.float64)
+    moved = tl.full([], 1.0, tl.float64)
+    rounds = 0
+    while (moved > 1e-9) & (rounds < 64):
+        first, second = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+        for tile in range(NT):
+            _, x = load_tile(row_at, tile, size, TILE)
+            z = ((x - best) * slope).to(tl.float64)
+            if KIND == SPARSEMAX:
+                above = tl.maximum(z - eta, 0.0)
+                first += tl.sum(above)
+                second += tl.sum((above > 0).to(tl.float64))
+            else:
+                above = tl.maximum(z * 0.5 - eta, 0.0)
+                first += tl.sum(above * above)
+                second += tl.sum(above)
+        if KIND == SPARSEMAX:
+            moved = (first - 1.0) / second
+        else:
+            norm = tl.sqrt(first)
+            moved = (norm - 1.0) * norm / second
+        eta += moved
+        rounds += 1
+    return eta.to(tl.float32)
+
+
+@triton.jit
+def sweep_row(
+    row_at, size, best, slope, mass_slope, count, share, t, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
+    NTP: tl.constexpr,
+):  # fmt: skip
+    """(cut, last tied id, η, mass of each tile) from all scores of a row, read as often as it takes."""
+    cut, tie, eta = -float("inf"), tl.full([], 2147483647, tl.int32), 0.0
+    if KIND == TOP_K:
+        cut, tie = sweep_cut(row_at, size, count.to(tl.float64), best, slope, False, TILE, NT)
+    if KIND == TOP_P:
+        full = above_cut(row_at, size, -float("inf"), best, mass_slope, True, TILE, NT)
+        wanted = tl.where(share >= 1.0, float("inf"), share * full)
+        cut, tie = sweep_cut(row_at, size, wanted, best, mass_slope, True, TILE, NT)
+    if KIND == SPARSEMAX or KIND == ENTMAX:
+        eta = sweep_threshold(row_at, size, best, slope, KIND, TILE, NT)
+    masses = tl.zeros([NTP], tl.float64)
+    for tile in range(NT):
+        ids, x = load_tile(row_at, tile, size, TILE)
+        w = weigh(x, ids, best, slope, cut, tie, eta, KIND)
+        masses += tl.where(t == tile, tl.sum(tl.where(ids < size, w, 0.0).to(tl.float64)), 0.0)
+    return cut, tie, eta, masses
+
+
+@triton.jit
 def has_nan(row_at, size, TILE: tl.constexpr, NT: tl.constexpr):
     """Whether any score of the row is NaN."""
     found = 0
@@ -191,11 +285,61 @@ def has_nan(row_at, size, TILE: tl.constexpr, NT: tl.constexpr):
 
 
 @triton.jit
+def solve_head(
+    at, size, peak, g, bound, best, slope, mass_slope, count, share, mass, u, slots,
+    KIND: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """(cut, last tied id, η, flag, mass, token, log q) from the groups with a maximum above `bound`, at most GROUPS.
+
+    Of the entries above the bound none is missing; the flag says that they do not suffice.
+    """
+    hot = peak > bound
+    place = tl.cumsum(hot.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # an earlier, narrower head may still be reading
+    tl.store(slots + place, g, mask=hot & (place < GROUPS))
+    tl.debug_barrier()
+    lane = tl.arange(0, GROUPS * GROUP)
+    held = (lane // GROUP) < tl.sum(hot.to(tl.int32))
+    ids = tl.load(slots + lane // GROUP, mask=held, other=0) * GROUP + lane % GROUP
+    held = held & (ids < size)
+    h = tl.load(at + ids, mask=held, other=-float("inf")).to(tl.float32)
+    ids = tl.where(held, ids, 2147483647)
+    sure = h > bound
+    cut = -float("inf")
+    tie = tl.full([], 2147483647, tl.int32)
+    eta = 0.0
+    flag = tl.full([], 0, tl.int32)
+    if tl.sum(sure.to(tl.int32)) == 0:  # ties at the best can leave the head empty
+        flag = tl.full([], 1, tl.int32)
+    if KIND == TOP_K:
+        if tl.sum(sure.to(tl.int32)) < count:
+            flag = tl.full([], 1, tl.int32)
+        cut, tie = best_k(h, ids, count, bound, best)
+    if KIND == TOP_P:
+        e = tl.where(sure, tl.exp2((h - best) * (mass_slope * LOG2E)), 0.0).to(tl.float64)
+        needed = share * mass
+        if (share >= 1.0) | (tl.sum(e) < needed):
+            flag = tl.full([], 1, tl.int32)
+        cut, tie = nucleus(h, ids, e, needed, bound, best)
+    if KIND == SPARSEMAX or KIND == ENTMAX:
+        eta = threshold(tl.where(sure, (h - best) * slope, -float("inf")), KIND)
+        limit = eta if KIND == SPARSEMAX else 2 * eta
+        if (bound - best) * slope > limit:
+            flag = tl.full([], 1, tl.int32)
+    w = tl.where(sure, weigh(h, ids, best, slope, cut, tie, eta, KIND), 0.0)
+    token, log_weight = draw_head(w, ids, u)
+    # the mass of the cut is needed again where the head did not suffice
+    total = tl.where(flag == 0, tl.sum(w.to(tl.float64)), mass)
+    return cut, tie, eta, flag, total, token, log_weight
+
+
+@triton.jit
 def solve(
     logits, row_stride, size, lam, lam_stride, tau, tau_stride, p, p_stride, k, k_stride, uniforms, seeds, seed_stride,
     step, step_stride, maxima, sums, peaks, chosen, scalars, tokens, log_q, status, flags,
     KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, NARROW: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr,
+    SCALARS: tl.constexpr,
 ):  # fmt: skip
     """K2: one row from its tiles."""
     row = tl.program_id(0)
@@ -240,52 +384,69 @@ def solve(
         else:
             g = tl.arange(0, NGP)
             peak = tl.load(peaks + row * NG + g, mask=g < NG, other=-float("inf"))
-            reach = 16.0 / mass_slope  # e^−16 of the best: deep enough for most nuclei
+            count = tl.minimum(tl.load(k + row * k_stride), size)
+            share = tl.load(p + row * p_stride)
+            reach = 7.0 / mass_slope  # e^−7 of the best: deep enough for most nuclei
             if KIND == TOP_K:
                 reach = float("inf")
             if KIND == SPARSEMAX:
                 reach = 1.0 / slope
             if KIND == ENTMAX:
                 reach = 2.0 / slope
-            bound = head_groups(peak, best, reach, GROUPS)
-            hot = peak > bound
-            place = tl.cumsum(hot.to(tl.int32), 0) - 1
-            tl.store(chosen + row * GROUPS + place, g, mask=hot & (place < GROUPS))
-            count = tl.sum(hot.to(tl.int32))
-            tl.debug_barrier()
-            lane = tl.arange(0, GROUPS * GROUP)
-            slot = lane // GROUP
-            held = slot < count
-            ids = tl.load(chosen + row * GROUPS + slot, mask=held, other=0) * GROUP + lane % GROUP
-            held = held & (ids < size)
-            h = tl.load(at + ids, mask=held, other=-float("inf")).to(tl.float32)
-            ids = tl.where(held, ids, 2147483647)
-            sure = h > bound  # of these none is missing
-            if KIND == TOP_K:
-                kept = tl.minimum(tl.load(k + row * k_stride), size)
-                if tl.sum(sure.to(tl.int32)) < kept:
-                    flag = tl.full([], 1, tl.int32)
-                cut, tie = best_k(h, ids, kept, bound, best)
-            if KIND == TOP_P:
-                share = tl.load(p + row * p_stride)
-                e = tl.where(sure, tl.exp2((h - best) * (mass_slope * LOG2E)), 0.0).to(tl.float64)
-                needed = share * total
-                if (share >= 1.0) | (tl.sum(e) < needed):
-                    flag = tl.full([], 1, tl.int32)
-                cut, tie = nucleus(h, ids, e, needed, bound, best)
-            if KIND == SPARSEMAX or KIND == ENTMAX:
-                eta = threshold(tl.where(sure, (h - best) * slope, -float("inf")), KIND)
-                limit = eta if KIND == SPARSEMAX else 2 * eta
-                # ties at the best can leave the head empty
-                if (tl.sum(sure.to(tl.int32)) == 0) | ((bound - best) * slope > limit):
-                    flag = tl.full([], 1, tl.int32)
-            w = tl.where(sure, weigh(h, ids, best, slope, cut, tie, eta, KIND), 0.0)
-            total = tl.sum(w.to(tl.float64))
+            flag = tl.full([], 1, tl.int32)
+            slots = chosen + row * GROUPS
+            token = tl.full([], 0, tl.int32)
+            log_weight = tl.full([], 0.0, tl.float64)
+            # most rows need few groups: a narrow head first, one tile only where that does not do
+            bound = best - reach
+            if tl.sum((peak > bound).to(tl.int32)) <= NARROW:
+                cut, tie, eta, flag, total, token, log_weight = solve_head(
+                    at,
+                    size,
+                    peak,
+                    g,
+                    bound,
+                    best,
+                    slope,
+                    mass_slope,
+                    count,
+                    share,
+                    total,
+                    u,
+                    slots,
+                    KIND,
+                    NARROW,
+                    GROUP,
+                )
+            if flag != 0:
+                bound = head_groups(peak, best, 16.0 / mass_slope if KIND == TOP_P else reach, GROUPS)
+                cut, tie, eta, flag, total, token, log_weight = solve_head(
+                    at,
+                    size,
+                    peak,
+                    g,
+                    bound,
+                    best,
+                    slope,
+                    mass_slope,
+                    count,
+                    share,
+                    total,
+                    u,
+                    slots,
+                    KIND,
+                    GROUPS,
+                    GROUP,
+                )
+            if flag != 0:
+                cut, tie, eta, masses = sweep_row(
+                    at, size, best, slope, mass_slope, count, share, t, KIND, TILE, NT, NTP
+                )
+                total = tl.sum(masses)
+                token, log_weight = draw_from(at, size, best, slope, cut, tie, eta, u, masses, t, KIND, TILE)
             if DRAW:
-                if flag == 0:
-                    token, log_weight = draw_head(w, ids, u)
-                    tl.store(tokens + row, token.to(tl.int64))
-                    tl.store(log_q + row, log_weight.to(tl.float32))
+                tl.store(tokens + row, token.to(tl.int64))
+                tl.store(log_q + row, log_weight.to(tl.float32))
         tl.store(base, best)
         tl.store(base + 1, cut)
         tl.store(base + 2, tie.to(tl.float32, bitcast=True))
@@ -359,125 +520,11 @@ def threshold(z, KIND: tl.constexpr):
 
 
 @triton.jit
-def above_cut(row_at, size, cut, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
-    """How many entries of the row lie above the cut, or what Σ exp(slope·x) they have."""
-    found = tl.full([], 0.0, tl.float64)
-    for tile in range(NT):
-        _, x = load_tile(row_at, tile, size, TILE)
-        if MASS:
-            e = tl.exp2((x - best) * (slope * LOG2E))
-            found += tl.sum(tl.where(x > cut, e, 0.0).to(tl.float64))
-        else:
-            found += tl.sum((x > cut).to(tl.float64))
-    return found
-
-
-@triton.jit
-def sweep_cut(row_at, size, wanted, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
-    """(cut, last tied id) of the fewest best entries whose count, or mass, reaches `wanted`; all if none do."""
-    lowest = -float("inf")
-    cut, tie = lowest, tl.full([], 2147483647, tl.int32)
-    if above_cut(row_at, size, lowest, best, slope, MASS, TILE, NT) > wanted:
-        low, high = key(tl.full([], lowest, tl.float32)), key(best)
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            enough = above_cut(row_at, size, unkey(middle), best, slope, MASS, TILE, NT) >= wanted
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-        cut = unkey(high)
-        left = wanted - above_cut(row_at, size, cut, best, slope, MASS, TILE, NT)
-        before = tl.full([], 0.0, tl.float64)
-        tie = tl.full([], -1, tl.int32)
-        for tile in range(NT):
-            ids, x = load_tile(row_at, tile, size, TILE)
-            tied = x == cut
-            worth = tl.where(tied, 1.0, 0.0).to(tl.float64)
-            if MASS:
-                worth = tl.where(tied, tl.exp2((x - best) * (slope * LOG2E)), 0.0).to(tl.float64)
-            start = before + tl.cumsum(worth, 0) - worth
-            tie = tl.maximum(tie, tl.max(tl.where(tied & (start < left), ids, -1)))
-            before += tl.sum(worth)
-    return cut, tie
-
-
-@triton.jit
-def sweep_threshold(row_at, size, best, slope, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
-    """`threshold` over a whole row."""
-    eta = tl.full([], -1.0, tl.float64)
-    moved = tl.full([], 1.0, tl.float64)
-    rounds = 0
-    while (moved > 1e-9) & (rounds < 64):
-        first, second = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
-        for tile in range(NT):
-            _, x = load_tile(row_at, tile, size, TILE)
-            z = ((x - best) * slope).to(tl.float64)
-            if KIND == SPARSEMAX:
-                above = tl.maximum(z - eta, 0.0)
-                first += tl.sum(above)
-                second += tl.sum((above > 0).to(tl.float64))
-            else:
-                above = tl.maximum(z * 0.5 - eta, 0.0)
-                first += tl.sum(above * above)
-                second += tl.sum(above)
-        if KIND == SPARSEMAX:
-            moved = (first - 1.0) / second
-        else:
-            norm = tl.sqrt(first)
-            moved = (norm - 1.0) * norm / second
-        eta += moved
-        rounds += 1
-    return eta.to(tl.float32)
-
-
-@triton.jit
-def sweep(
-    logits, row_stride, size, lam, lam_stride, tau, tau_stride, p, p_stride, k, k_stride, uniforms, seeds, seed_stride,
-    step, step_stride, maxima, sums, scalars, tokens, log_q, flags,
-    KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, NTP: tl.constexpr, DRAW: tl.constexpr,
-    SEEDED: tl.constexpr, SCALARS: tl.constexpr,
-):  # fmt: skip
-    """K3: a flagged row from all of its scores."""
-    row = tl.program_id(0)
-    if tl.load(flags + row) != 0:
-        t = tl.arange(0, NTP)
-        row_at = logits + row.to(tl.int64) * row_stride
-        base = scalars + row * SCALARS
-        best = tl.load(base)
-        slope = 1.0 / tl.load(lam + row * lam_stride)
-        cut, tie, eta = -float("inf"), tl.full([], 2147483647, tl.int32), 0.0
-        if KIND == TOP_K:
-            wanted = tl.load(k + row * k_stride).to(tl.float64)
-            cut, tie = sweep_cut(row_at, size, wanted, best, slope, False, TILE, NT)
-        if KIND == TOP_P:
-            mass_slope = 1.0 / tl.load(tau + row * tau_stride)
-            share = tl.load(p + row * p_stride).to(tl.float64)
-            full = above_cut(row_at, size, -float("inf"), best, mass_slope, True, TILE, NT)
-            wanted = tl.where(share >= 1.0, float("inf"), share * full)
-            cut, tie = sweep_cut(row_at, size, wanted, best, mass_slope, True, TILE, NT)
-        if KIND == SPARSEMAX or KIND == ENTMAX:
-            eta = sweep_threshold(row_at, size, best, slope, KIND, TILE, NT)
-        masses = tl.zeros([NTP], tl.float64)
-        for tile in range(NT):
-            ids, x = load_tile(row_at, tile, size, TILE)
-            w = weigh(x, ids, best, slope, cut, tie, eta, KIND)
-            masses += tl.where(t == tile, tl.sum(tl.where(ids < size, w, 0.0).to(tl.float64)), 0.0)
-        tl.store(base + 1, cut)
-        tl.store(base + 2, tie.to(tl.float32, bitcast=True))
-        tl.store(base + 3, eta)
-        tl.store(base + 4, tl.sum(masses).to(tl.float32))
-        if DRAW:
-            u = number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED)
-            token, log_weight = draw_from(row_at, size, best, slope, cut, tie, eta, u, masses, t, KIND, TILE)
-            tl.store(tokens + row, token.to(tl.int64))
-            tl.store(log_q + row, log_weight.to(tl.float32))
-
-
-@triton.jit
 def write(
     logits, row_stride, size, lam, lam_stride, scalars, status, out, out_stride,
     KIND: tl.constexpr, TILE: tl.constexpr, SCALARS: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
-    """K4: q, or log q, of one tile; zero, or −inf, in rows that cannot be solved."""
+    """K3: q, or log q, of one tile; zero, or −inf, in rows that cannot be solved."""
     tile, row = tl.program_id(0), tl.program_id(1)
     ids, x = load_tile(logits + row.to(tl.int64) * row_stride, tile, size, TILE)
     base = scalars + row * SCALARS
