@@ -21,7 +21,7 @@ KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4}
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status`, and 1 for rows that were swept."""
+    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status`, and 1 for swept rows."""
 
     tokens: Tensor
     log_q: Tensor
