@@ -1,0 +1,113 @@
+"""Rows whose head does not suffice (flat scores, ties, a wide nucleus): solved from all of their scores."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+from simplexity.kernels.gpu_weights import ENTMAX, LOG2E, SPARSEMAX, TOP_K, TOP_P, key, load_tile, unkey, weigh
+
+
+@triton.jit
+def above_cut(row_at, size, cut, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
+    """How many entries of the row lie above the cut, or what Σ exp(slope·x) they have."""
+    found = tl.full([], 0.0, tl.float64)
+    for tile in range(NT):
+        _, x = load_tile(row_at, tile, size, TILE)
+        if MASS:
+            e = tl.exp2((x - best) * (slope * LOG2E))
+            found += tl.sum(tl.where(x > cut, e, 0.0).to(tl.float64))
+        else:
+            found += tl.sum((x > cut).to(tl.float64))
+    return found
+
+
+@triton.jit
+def sweep_cut(row_at, size, wanted, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
+    """(cut, last tied id) of the fewest best entries whose count, or mass, reaches `wanted`; all if none do."""
+    lowest = -float("inf")
+    cut, tie = lowest, tl.full([], 2147483647, tl.int32)
+    if above_cut(row_at, size, lowest, best, slope, MASS, TILE, NT) > wanted:
+        low, high = key(tl.full([], lowest, tl.float32)), key(best)
+        while high - low > 1:
+            middle = low + (high - low) // 2
+            enough = above_cut(row_at, size, unkey(middle), best, slope, MASS, TILE, NT) >= wanted
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        cut = unkey(high)
+        left = wanted - above_cut(row_at, size, cut, best, slope, MASS, TILE, NT)
+        before = tl.full([], 0.0, tl.float64)
+        tie = tl.full([], -1, tl.int32)
+        for tile in range(NT):
+            ids, x = load_tile(row_at, tile, size, TILE)
+            tied = x == cut
+            worth = tl.where(tied, 1.0, 0.0).to(tl.float64)
+            if MASS:
+                worth = tl.where(tied, tl.exp2((x - best) * (slope * LOG2E)), 0.0).to(tl.float64)
+            start = before + tl.cumsum(worth, 0) - worth
+            tie = tl.maximum(tie, tl.max(tl.where(tied & (start < left), ids, -1)))
+            before += tl.sum(worth)
+    return cut, tie
+
+
+@triton.jit
+def sweep_threshold(row_at, size, best, slope, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
+    """`threshold` over a whole row."""
+    eta = tl.full([], -1.0, tl.float64)
+    moved = tl.full([], 1.0, tl.float64)
+    rounds = 0
+    while (moved > 1e-9) & (rounds < 64):
+        first, second = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+        for tile in range(NT):
+            _, x = load_tile(row_at, tile, size, TILE)
+            z = ((x - best) * slope).to(tl.float64)
+            if KIND == SPARSEMAX:
+                above = tl.maximum(z - eta, 0.0)
+                first += tl.sum(above)
+                second += tl.sum((above > 0).to(tl.float64))
+            else:
+                above = tl.maximum(z * 0.5 - eta, 0.0)
+                first += tl.sum(above * above)
+                second += tl.sum(above)
+        if KIND == SPARSEMAX:
+            moved = (first - 1.0) / second
+        else:
+            norm = tl.sqrt(first)
+            moved = (norm - 1.0) * norm / second
+        eta += moved
+        rounds += 1
+    return eta.to(tl.float32)
+
+
+@triton.jit
+def sweep_row(
+    row_at, size, best, slope, mass_slope, count, share, t, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
+    NTP: tl.constexpr,
+):  # fmt: skip
+    """(cut, last tied id, η, mass of each tile) from all scores of a row, read as often as it takes."""
+    cut, tie, eta = -float("inf"), tl.full([], 2147483647, tl.int32), 0.0
+    if KIND == TOP_K:
+        cut, tie = sweep_cut(row_at, size, count.to(tl.float64), best, slope, False, TILE, NT)
+    if KIND == TOP_P:
+        full = above_cut(row_at, size, -float("inf"), best, mass_slope, True, TILE, NT)
+        wanted = tl.where(share >= 1.0, float("inf"), share * full)
+        cut, tie = sweep_cut(row_at, size, wanted, best, mass_slope, True, TILE, NT)
+    if KIND == SPARSEMAX or KIND == ENTMAX:
+        eta = sweep_threshold(row_at, size, best, slope, KIND, TILE, NT)
+    masses = tl.zeros([NTP], tl.float64)
+    for tile in range(NT):
+        ids, x = load_tile(row_at, tile, size, TILE)
+        w = weigh(x, ids, best, slope, cut, tie, eta, KIND)
+        masses += tl.where(t == tile, tl.sum(tl.where(ids < size, w, 0.0).to(tl.float64)), 0.0)
+    return cut, tie, eta, masses
+
+
+@triton.jit
+def has_nan(row_at, size, TILE: tl.constexpr, NT: tl.constexpr):
+    """Whether any score of the row is NaN."""
+    found = 0
+    for tile in range(NT):
+        _, x = load_tile(row_at, tile, size, TILE)
+        found += tl.sum((x != x).to(tl.int32))
+    return found > 0

@@ -1,0 +1,116 @@
+"""What the Triton kernels share: q up to its normaliser, a row's random number, and draws by inverse CDF."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+SOFTMAX = tl.constexpr(0)  # exp(a·x)
+TOP_K = tl.constexpr(1)  # the same, x among the k best
+TOP_P = tl.constexpr(2)  # the same, x in the nucleus
+SPARSEMAX = tl.constexpr(3)  # (a·x − η)_+
+ENTMAX = tl.constexpr(4)  # ((a·x/2 − η)_+)²
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def weigh(x, ids, best, slope, cut, tie, eta, KIND: tl.constexpr):
+    """q up to the row's normaliser, for scores x of the tokens `ids`."""
+    z = (x - best) * slope
+    if KIND == SPARSEMAX:
+        return tl.maximum(z - eta, 0.0)
+    if KIND == ENTMAX:
+        root = tl.maximum(z * 0.5 - eta, 0.0)
+        return root * root
+    e = tl.exp2(z * LOG2E)
+    if KIND != SOFTMAX:
+        e = tl.where((x > cut) | ((x == cut) & (ids <= tie)), e, 0.0)
+    return e
+
+
+@triton.jit
+def uniform(seed, step):
+    """A number in [0, 1) with 53 random bits for a seed and a step: SplitMix64's finaliser, as `simplexity.draw`."""
+    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    z = mix(seed.to(tl.uint64) + golden)
+    z = mix(z + step.to(tl.uint64) * golden)
+    z = mix(z)  # stream 0
+    return (z >> 11).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED: tl.constexpr):
+    """The row's number in [0, 1): from its seed and step, or given."""
+    # two returns would be compiled both, whatever SEEDED is
+    if SEEDED:
+        u = uniform(tl.load(seeds + row * seed_stride), tl.load(step + row * step_stride))
+    else:
+        u = tl.load(uniforms + row)
+    return u
+
+
+@triton.jit
+def mix(z):
+    """SplitMix64's finaliser."""
+    z = (z ^ (z >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    z = (z ^ (z >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def key(x):
+    """A whole number in the order of the floats."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)  # int64: the difference of two must fit
+
+
+@triton.jit
+def unkey(k):
+    """The float of a key."""
+    k = k.to(tl.int32)
+    return tl.where(k < 0, k ^ 0x7FFFFFFF, k).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_tile(row_at, tile, size, TILE: tl.constexpr):
+    """(ids, scores) of one tile."""
+    ids = tile * TILE + tl.arange(0, TILE)
+    return ids, tl.load(row_at + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def draw_from(
+    logits_row, size, best, slope, cut, tie, eta, u, masses, tile_ids, KIND: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """(token, log q): a tile by its mass, then a token of that tile, by one number u."""
+    total = tl.sum(masses)
+    ends = tl.cumsum(masses, 0)
+    target = u * total
+    last = tl.max(tl.where(masses > 0, tile_ids, 0))
+    chosen = tl.minimum(tl.sum((ends <= target).to(tl.int32)), last)
+    mass = tl.sum(tl.where(tile_ids == chosen, masses, 0.0))
+    before = tl.sum(tl.where(tile_ids < chosen, masses, 0.0))
+    share = tl.maximum((target - before) / mass, 0.0)
+    ids = chosen * TILE + tl.arange(0, TILE)
+    x = tl.load(logits_row + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
+    w = weigh(x, ids, best, slope, cut, tie, eta, KIND).to(tl.float64)
+    w = tl.where(ids < size, w, 0.0)
+    inside = tl.cumsum(w, 0)
+    full = tl.sum(w)
+    final = tl.max(tl.where(w > 0, ids, 0))
+    token = tl.minimum(chosen * TILE + tl.sum((inside <= share * full).to(tl.int32)), final)
+    weight = tl.sum(tl.where(ids == token, w, 0.0))
+    return token, tl.log(weight / total)
+
+
+@triton.jit
+def draw_head(w, ids, u):
+    """(token, log q) from the weights of a head, whose ids ascend."""
+    w = w.to(tl.float64)
+    total = tl.sum(w)
+    final = tl.max(tl.where(w > 0, ids, -1))
+    passed = tl.cumsum(w, 0) <= u * total
+    token = tl.minimum(tl.min(tl.where(passed | (w <= 0), 2147483647, ids)), final)
+    weight = tl.sum(tl.where(ids == token, w, 0.0))
+    return token, tl.log(weight / total)
