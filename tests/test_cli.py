@@ -204,12 +204,14 @@ def test_a_file_is_whole_or_absent(tmp_path):
 
 
 def test_control_c_leaves_nothing_behind(tmp_path):
-    command = [sys.executable, "-m", "simplexity.cli", "compare", "Hello", "--max-tokens", "2000", "--html", "a.html"]
+    program = "import simplexity.cli as c; print('ready', flush=True); c.main()"
+    command = [sys.executable, "-c", program, "compare", "Hello", "--max-tokens", "4000", "--html", "a.html"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(15)
-    assert process.poll() is None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(5)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert os.listdir(tmp_path) == []
