@@ -8,12 +8,9 @@ table shows medians.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import simplexity
+from record import record
 from simplexity import decoder
 
 T = 0.8
@@ -103,13 +101,7 @@ def main() -> None:
             for name, t in us.items():
                 own = SPECS.get(name, "plain")
                 print(f"{name:46}{t:9.0f}{us['chain plain'] / t:9.1f}x{us[f'chain {own}'] / t:8.1f}x")
-    if arguments.out:
-        about = {
-            "date": date.today().isoformat(),
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "versions": {m.__name__: m.__version__ for m in (simplexity, torch, transformers)},
-        }
-        arguments.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+    record(arguments.out, results, simplexity, torch, transformers)
 
 
 if __name__ == "__main__":

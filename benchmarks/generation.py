@@ -6,12 +6,9 @@ Rounds alternate between the two, so that a busy moment hits both; the table sho
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch
 import transformers
 
 import simplexity
+from record import record
 from simplexity.engines.transformers import generate
 from simplexity.models import load_model, quiet_transformers
 
@@ -66,13 +64,7 @@ def main() -> None:
             middle = statistics.median(values)
             print(f"{name:44}{middle:10.2f}{middle / base:8.3f}")
             results.append({"batch": batch, "decoder": name, "ms": middle, "ratio": middle / base})
-    if arguments.out:
-        about = {
-            "date": date.today().isoformat(),
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "versions": {m.__name__: m.__version__ for m in (simplexity, torch, transformers)},
-        }
-        arguments.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+    record(arguments.out, results, simplexity, torch, transformers)
 
 
 if __name__ == "__main__":

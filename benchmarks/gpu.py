@@ -7,9 +7,7 @@ likewise where they can be captured. µs a call, GB/s of logits read, and ratios
 """
 
 import argparse
-import json
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import triton
 from torch import Tensor
 
 import simplexity
+from record import record
 from simplexity.kernels import gpu
 
 CACHE = 256 << 20  # bytes of logits to go through before any is seen again
@@ -127,13 +126,7 @@ def main() -> None:
                 )
                 del buffers, x
                 torch.cuda.empty_cache()
-    if arguments.out:
-        about = {
-            "date": date.today().isoformat(),
-            "machine": torch.cuda.get_device_name(),
-            "versions": {m.__name__: m.__version__ for m in (simplexity, torch, triton)},
-        }
-        arguments.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+    record(arguments.out, results, simplexity, torch, triton)
 
 
 if __name__ == "__main__":

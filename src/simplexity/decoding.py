@@ -17,8 +17,8 @@ from torch import Tensor
 from simplexity import measures, specs
 from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
-from simplexity.draw import Seeds, as_seeds, inverse_cdf, mode, uniforms
-from simplexity.kernels import draw_fused, draw_on_gpu
+from simplexity.draw import Seeds, as_seeds, check_draw, inverse_cdf, mode, uniforms
+from simplexity.kernels import draw_fused, draw_on_gpu, gpu_plan
 from simplexity.parameters import Rule, rule_of
 from simplexity.problem import Problem, raise_for, status_of
 from simplexity.rows import all_finite, as_working, block_maxima, per_row
@@ -205,12 +205,15 @@ class Decoder(ABC):
         problem = decoder.problem(probe)
         if problem.scores is not probe:
             return None
-        u = own = None
+        plan = gpu_plan(scores, problem, decoder.method(problem))
+        if plan is None:
+            return None
+        check_draw(rows, generator, seeds, step)
         if seeds is None:
-            u = uniforms(rows, scores.device, generator).reshape(-1)
+            u, own = uniforms(rows, scores.device, generator).reshape(-1), None
         else:
-            own = as_seeds(seeds, rows, scores.device).reshape(-1)
-        return draw_on_gpu(scores.detach(), problem, decoder.method(problem), own, step, u)
+            u, own = None, as_seeds(seeds, rows, scores.device).reshape(-1)
+        return draw_on_gpu(scores.detach(), plan, own, step, u)
 
     def _certified(self, scores: Tensor, context: Context | None) -> tuple[Tensor, Certificate]:
         posed = self._posed(scores, context, True)

@@ -53,15 +53,20 @@ def uniforms(
     step: int | Tensor = 0,
 ) -> Tensor:
     """One number in [0, 1) for each row, float64 `[...]`: from the seeds and the step, or from the generator."""
+    check_draw(rows, generator, seeds, step)
+    if seeds is None:
+        return torch.rand(rows, generator=generator, dtype=torch.float64, device=device)
+    return uniform(as_seeds(seeds, rows, device), step if isinstance(step, Tensor) else int(step))
+
+
+def check_draw(rows: torch.Size, generator: torch.Generator | None, seeds: Seeds | None, step: int | Tensor) -> None:
+    """Raise a ValueError where a generator and seeds are both given, or the step is none."""
     if generator is not None and seeds is not None:
         raise ValueError("give a generator or seeds, not both")
     if isinstance(step, Tensor) and (step.is_floating_point() or not covers(step.shape, rows)):
         raise ValueError(f"step must be whole numbers, one or {list(rows)}, got {step.dtype} {list(step.shape)}")
     if not isinstance(step, (Integral, Tensor)):
         raise ValueError(f"step must be a whole number, got {step!r}")
-    if seeds is None:
-        return torch.rand(rows, generator=generator, dtype=torch.float64, device=device)
-    return uniform(as_seeds(seeds, rows, device), step if isinstance(step, Tensor) else int(step))
 
 
 def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:

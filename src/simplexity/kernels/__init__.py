@@ -14,7 +14,7 @@ from torch import Tensor
 from simplexity.anchor import AnchorCoverage, AnchorKL
 from simplexity.kernels.cpu_coverage import draw_coverage
 from simplexity.kernels.cpu_entropic import draw_entropic
-from simplexity.kernels.plans import plan_for
+from simplexity.kernels.plans import Plan, plan_for
 from simplexity.problem import Problem
 from simplexity.regularisers import NegEntropy, Sum
 from simplexity.supports import Everything, TopK, TopP
@@ -37,16 +37,22 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def draw_on_gpu(
-    logits: Tensor, problem: Problem, solver: Any, seeds: Tensor | None, step: int | Tensor, u: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """(tokens, status) `[...]` of logits `[..., V]` on a GPU, in any floating dtype; None where no kernel serves.
+def gpu_plan(logits: Tensor, problem: Problem, solver: Any) -> Plan | None:
+    """How the Triton kernels would draw from logits `[..., V]`; None where they do not serve.
 
-    `problem` need only say what is asked of the scores, not hold them. No host synchronisation.
+    `problem` need only say what is asked of the scores, not hold them.
     """
-    plan = plan_for(problem, solver)
-    if plan is None or logits.stride(-1) != 1 or logits.shape[-1] > LARGEST or not has_triton():
-        return None
+    usable = logits.stride(-1) == 1 and logits.shape[-1] <= LARGEST and has_triton()
+    return plan_for(problem, solver) if usable else None
+
+
+def draw_on_gpu(
+    logits: Tensor, plan: Plan, seeds: Tensor | None, step: int | Tensor, u: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(tokens, status) `[...]` of logits `[..., V]` on a GPU, without host synchronisation.
+
+    By the seeds `[B]` and the step, or by the numbers `u` `[B]`.
+    """
     from simplexity.kernels.gpu import fused_draw
 
     rows = logits.shape[:-1]

@@ -136,43 +136,15 @@ def solve(
             bound = best - reach
             if tl.sum((peak > bound).to(tl.int32)) <= NARROW:
                 cut, tie, eta, flag, total, token, log_weight = solve_head(
-                    at,
-                    size,
-                    peak,
-                    g,
-                    bound,
-                    best,
-                    slope,
-                    mass_slope,
-                    count,
-                    share,
-                    total,
-                    u,
-                    slots,
-                    KIND,
-                    NARROW,
-                    GROUP,
-                )
+                    at, size, peak, g, bound, best, slope, mass_slope, count, share, total, u, slots,
+                    KIND, NARROW, GROUP,
+                )  # fmt: skip
             if flag != 0:
                 bound = head_groups(peak, best, 16.0 / mass_slope if KIND == TOP_P else reach, GROUPS)
                 cut, tie, eta, flag, total, token, log_weight = solve_head(
-                    at,
-                    size,
-                    peak,
-                    g,
-                    bound,
-                    best,
-                    slope,
-                    mass_slope,
-                    count,
-                    share,
-                    total,
-                    u,
-                    slots,
-                    KIND,
-                    GROUPS,
-                    GROUP,
-                )
+                    at, size, peak, g, bound, best, slope, mass_slope, count, share, total, u, slots,
+                    KIND, GROUPS, GROUP,
+                )  # fmt: skip
             if flag != 0:
                 cut, tie, eta, masses = sweep_row(
                     at, size, best, slope, mass_slope, count, share, t, KIND, TILE, NT, NTP
