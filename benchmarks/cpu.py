@@ -25,6 +25,9 @@ from simplexity import decoder
 
 T = 0.8
 BURST = 5
+SIZES = [(size, batch, torch.float32) for size in (49_152, 151_936, 262_144) for batch in (1, 16, 32, 256)]
+SIZES += [(151_936, batch, torch.bfloat16) for batch in (1, 32)]
+QUICK = [(49_152, 1, torch.float32), (151_936, 16, torch.float32)]
 CHAINS: dict[str, list[Any]] = {"plain": [], "top-k": [TopKLogitsWarper(50)], "top-p": [TopPLogitsWarper(0.9)]}
 SPECS = {
     "greedy": "plain",
@@ -67,13 +70,15 @@ def logits(shape: str, batch: int, size: int) -> Tensor:
     return x.scatter_add_(-1, head, 25 * torch.rand(batch, 300, generator=g).pow(3))
 
 
-def race(contenders: dict[str, Callable[[Tensor], Any]], scores: Tensor, rounds: int) -> dict[str, float]:
+def race(contenders: dict[str, Callable[[Tensor], Any]], scores: Tensor, quick: bool) -> dict[str, float]:
     """Median µs of each contender."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    small, middling = scores.numel() < 2**18, scores.numel() < 2**23
+    rounds = 2 if quick or not middling else 11 if small else 3
     for _ in range(rounds):
         for name, run in contenders.items():
             run(scores)  # warm caches, as for everyone else
-            for _ in range(BURST):
+            for _ in range(BURST if middling else 1):
                 start = time.perf_counter()
                 run(scores)
                 times[name].append(time.perf_counter() - start)
@@ -83,20 +88,18 @@ def race(contenders: dict[str, Callable[[Tensor], Any]], scores: Tensor, rounds:
 def main() -> None:
     """Run the races and print a table for each size."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--quick", action="store_true", help="fewer rounds, the smallest and largest size only")
+    options.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
     options.add_argument("--out", type=Path, help="write the numbers as JSON")
     arguments = options.parse_args()
     contenders: dict[str, Callable[[Tensor], Any]] = {f"chain {name}": chain(w) for name, w in CHAINS.items()}
     contenders |= {spec: decoder(spec).sample for spec in SPECS}
     results = []
     for shape in ("peaked", "flat"):
-        for size, batch in [(49_152, 1), (49_152, 16), (151_936, 1), (151_936, 16)]:
-            if arguments.quick and (size, batch) not in [(49_152, 1), (151_936, 16)]:
-                continue
-            rounds = (3 if batch > 1 else 11) if not arguments.quick else 2
-            us = race(contenders, logits(shape, batch, size), rounds)
-            results.append({"shape": shape, "vocabulary": size, "batch": batch, "us": us})
-            print(f"\n{shape} logits, V = {size:,}, batch {batch}, float32, {torch.get_num_threads()} threads")
+        for size, batch, dtype in QUICK if arguments.quick else SIZES:
+            us = race(contenders, logits(shape, batch, size).to(dtype), arguments.quick)
+            kind = str(dtype).removeprefix("torch.")
+            results.append({"shape": shape, "vocabulary": size, "batch": batch, "dtype": kind, "us": us})
+            print(f"\n{shape} logits, V = {size:,}, batch {batch}, {kind}, {torch.get_num_threads()} threads")
             print(f"{'':46}{'µs':>9}{'plain/it':>10}{'own/it':>9}")
             for name, t in us.items():
                 own = SPECS.get(name, "plain")

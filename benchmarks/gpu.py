@@ -18,34 +18,55 @@ from torch import Tensor
 import simplexity
 from record import record
 from simplexity.kernels import gpu
+from simplexity.kernels.plans import Plan, plan_for
 
 CACHE = 256 << 20  # bytes of logits to go through before any is seen again
 SIZES = (49_152, 151_936, 262_144)
 BATCHES = (1, 32, 256)
 
 
-def peaked(batch: int, size: int, dtype: torch.dtype) -> Tensor:
-    """A head of a few hundred tokens above a broad floor, as models make them."""
+T = 0.8
+READ, CHAIN = "amax (a bare read)", "torch softmax + multinomial"
+SPECS = (
+    f"softmax:temperature={T}",
+    f"top-k:k=50,temperature={T}",
+    f"top-p:p=0.9,temperature={T}",
+    "sparsemax",
+    "entmax",
+    f"bok:temperature={T}",
+    f"bok:temperature={T},weights=top-m",
+    f"bok:temperature={T},solver=exact",
+    f"bok:temperature={T},solver=exact,weights=top-m",
+)
+
+
+def logits(shape: str, batch: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Peaked: a head of a few hundred tokens above a broad floor, as models make them. Flat: standard normal."""
     g = torch.Generator(device="cuda").manual_seed(0)
-    x = 2.5 * torch.randn(batch, size, generator=g, device="cuda") - 12
+    x = torch.randn(batch, size, generator=g, device="cuda")
+    if shape == "flat":
+        return x.to(dtype)
     head = torch.randint(0, size, (batch, 300), generator=g, device="cuda")
-    return x.scatter_add_(-1, head, 25 * torch.rand(batch, 300, generator=g, device="cuda").pow(3)).to(dtype)
+    tall = 25 * torch.rand(batch, 300, generator=g, device="cuda").pow(3)
+    return (2.5 * x - 12).scatter_add_(-1, head, tall).to(dtype)
+
+
+def plan_of(spec: str) -> Plan:
+    """What the kernels are told of a decoder."""
+    chosen = simplexity.decoder(spec)
+    problem = chosen.problem(torch.zeros(1, 1))
+    plan = plan_for(problem, chosen.method(problem))
+    assert plan is not None
+    return plan
 
 
 def contenders(batch: int) -> dict[str, Callable[[Tensor], Any]]:
     """What is timed."""
     seeds = torch.arange(batch, device="cuda")
-    plans = {
-        "softmax": gpu.Plan("softmax", lam=0.8),
-        "top-k 50": gpu.Plan("top-k", lam=0.8, k=50),
-        "top-p 0.9": gpu.Plan("top-p", lam=0.8, tau=0.8, p=0.9),
-        "sparsemax": gpu.Plan("sparsemax"),
-        "entmax 1.5": gpu.Plan("entmax"),
-    }
-    found: dict[str, Callable[[Tensor], Any]] = {"amax (a bare read)": lambda x: x.amax(-1)}
-    for name, plan in plans.items():
-        found[name] = lambda x, plan=plan: gpu.fused_draw(x, plan, seeds).tokens
-    found["torch softmax + multinomial"] = lambda x: torch.multinomial(torch.softmax(x.float() / 0.8, -1), 1)
+    found: dict[str, Callable[[Tensor], Any]] = {READ: lambda x: x.amax(-1)}
+    for spec in SPECS:
+        found[spec] = lambda x, plan=plan_of(spec): gpu.fused_draw(x, plan, seeds).tokens
+    found[CHAIN] = lambda x: torch.multinomial(torch.softmax(x.float() / T, -1), 1)
     try:
         import flashinfer  # pyright: ignore[reportMissingImports]
 
@@ -90,42 +111,58 @@ def extra_memory(run: Callable[[Tensor], Any], x: Tensor) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def swept(spec: str, x: Tensor) -> float:
+    """The share of rows that their head did not suffice for."""
+    return gpu.fused_draw(x, plan_of(spec), torch.arange(len(x), device="cuda")).swept.float().mean().item()
+
+
+def measure(x: Tensor) -> dict[str, dict[str, float]]:
+    """What every contender takes for these logits."""
+    copies = max(2, min(400, -(-CACHE // (x.numel() * x.element_size()))))
+    buffers, rows = [x.clone() for _ in range(copies)], {}
+    for name, run in contenders(len(x)).items():
+        try:
+            us = time_us(run, buffers, 20)
+        except RuntimeError as error:
+            print(f"{name}: {str(error).splitlines()[0]}")
+            torch.cuda.synchronize()
+            continue
+        rows[name] = {"us": us, "extra_bytes": extra_memory(run, x)}
+        if name in SPECS:
+            rows[name]["swept"] = swept(name, x)
+    return rows
+
+
+def show(rows: dict[str, dict[str, float]], x: Tensor) -> None:
+    """One table."""
+    read, chain = rows[READ]["us"], rows[CHAIN]["us"]
+    print(f"{'':46}{'µs':>8}{'GB/s':>7}{'/read':>7}{'chain/':>8}{'extra':>8}{'swept':>7}")
+    for name, row in rows.items():
+        speed = x.numel() * x.element_size() / row["us"] / 1e3
+        share, rare = row["extra_bytes"] / (4 * x.numel()), f"{row['swept']:.0%}" if "swept" in row else ""
+        us = row["us"]
+        print(f"{name:46}{us:8.1f}{speed:7.0f}{us / read:7.2f}{chain / us:7.1f}x{share:8.2%}{rare:>7}")
+
+
 def main() -> None:
-    """Every size, batch and dtype, one table each."""
+    """Every size, batch and dtype, one table each; flat rows at one size."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="V = 151,936 in float32 only")
     options.add_argument("--out", type=Path, help="write the numbers as JSON")
     arguments = options.parse_args()
-    sizes, dtypes = ((151_936,), (torch.float32,)) if arguments.quick else (SIZES, (torch.float32, torch.bfloat16))
+    cases = [("peaked", 151_936, torch.float32), ("flat", 151_936, torch.float32)]
+    if not arguments.quick:
+        cases += [("peaked", size, dtype) for size in SIZES for dtype in (torch.float32, torch.bfloat16)]
     results = []
-    for size in sizes:
-        for dtype in dtypes:
-            for batch in BATCHES:
-                x = peaked(batch, size, dtype)
-                bytes_ = x.numel() * x.element_size()
-                buffers = [x.clone() for _ in range(max(2, min(400, -(-CACHE // bytes_))))]
-                rows = {}
-                for name, run in contenders(batch).items():
-                    try:
-                        us = time_us(run, buffers, 20)
-                    except RuntimeError as error:
-                        print(f"{name}: {str(error).splitlines()[0]}")
-                        torch.cuda.synchronize()
-                        continue
-                    rows[name] = {"us": us, "extra_bytes": extra_memory(run, x)}
-                bare = rows["amax (a bare read)"]["us"]
-                print(f"\nV = {size:,}, batch {batch}, {str(dtype).removeprefix('torch.')}")
-                print(f"{'':34}{'µs':>9}{'GB/s':>8}{'x read':>8}{'extra':>9}")
-                for name, row in rows.items():
-                    share = 100 * row["extra_bytes"] / (4 * x.numel())
-                    print(
-                        f"{name:34}{row['us']:9.1f}{bytes_ / row['us'] / 1e3:8.0f}{row['us'] / bare:8.2f}{share:8.2f}%"
-                    )
-                results.append(
-                    {"vocabulary": size, "batch": batch, "dtype": str(dtype).removeprefix("torch."), "rows": rows}
-                )
-                del buffers, x
-                torch.cuda.empty_cache()
+    for shape, size, dtype in dict.fromkeys(cases):
+        for batch in BATCHES:
+            x, kind = logits(shape, batch, size, dtype), str(dtype).removeprefix("torch.")
+            rows = measure(x)
+            print(f"\n{shape} logits, V = {size:,}, batch {batch}, {kind}")
+            show(rows, x)
+            results.append({"shape": shape, "vocabulary": size, "batch": batch, "dtype": kind, "rows": rows})
+            del x
+            torch.cuda.empty_cache()
     record(arguments.out, results, simplexity, torch, triton)
 
 

@@ -668,12 +668,10 @@ def test_the_default_step(k, beta, weights):
 
 
 def test_the_default_step_is_smaller_only_where_it_must_be():
-    bok = decoder("bok:k=8,beta=0.5,lam=0.3,weights=uniform")
-    step = bok.method(bok.problem(rows("plain", 1, 5))).step
-    assert step == 1.0  # 0.3·(1 + 0.5·3.17) = 0.78
-    bok = decoder("bok:k=8,beta=0.5,lam=3,weights=uniform")
-    step = float(bok.method(bok.problem(rows("plain", 1, 5))).step)
-    assert step == pytest.approx(1 / (3 + 3 * 0.5 * 8 * (6 / 7) ** 6), rel=1e-14)
+    for lam, step in ((0.3, 1.0), (3.0, 1 / (3 + 3 * 0.5 * 8 * (6 / 7) ** 6))):  # 0.3·(1 + 0.5·3.17) = 0.78
+        bok = decoder(f"bok:k=8,beta=0.5,lam={lam},weights=uniform")
+        problem = bok.problem(rows("plain", 1, 5))
+        assert bok.method(problem)._step(problem) == pytest.approx(step, rel=1e-14)
 
 
 @pytest.mark.parametrize("lam", [0.1, 0.5, 1.0, 1.9])

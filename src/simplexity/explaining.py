@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,9 +58,4 @@ def ascent_path(chosen: Decoder, scores: Tensor) -> Tensor | None:
     method = chosen.method(problem)
     if not isinstance(method, MirrorAscent) or method.steps is None:
         return None
-    shorter = [
-        MirrorAscent(steps=j, step=method.step, geometry=method.geometry, start=method.start)
-        for j in range(method.steps + 1)
-    ]
-
-    return torch.stack([solve(problem, solver) for solver in shorter])
+    return torch.stack([solve(problem, replace(method, steps=j)) for j in range(method.steps + 1)])

@@ -83,10 +83,6 @@ def narrow_above(scores: Tensor, floor: Tensor, peaks: Tensor) -> Narrowed:
     floor = torch.minimum(floor, torch.nextafter(best, torch.full_like(best, -torch.inf)))
     rows, peaks = scores.reshape(-1, scores.shape[-1]), peaks.reshape(-1, peaks.shape[-1])
     row, column = _above(rows, peaks, floor.expand(*scores.shape[:-1], 1).reshape(-1, 1))
-    if len(rows) == 1:
-        return Narrowed(
-            rows[0].index_select(0, column).expand(*scores.shape[:-1], -1), column.expand(*scores.shape[:-1], -1)
-        )
     return _columns(row, column, scores)
 
 
@@ -116,6 +112,8 @@ def _columns(row: Tensor, column: Tensor, scores: Tensor) -> Narrowed:
     """Entries as a table with one line for each row, as wide as the row that keeps most."""
     flat = scores.reshape(-1, scores.shape[-1])
     shape = scores.shape[:-1]
+    if len(flat) == 1:
+        return Narrowed(flat[0].index_select(0, column).expand(*shape, -1), column.expand(*shape, -1))
     counts = torch.bincount(row, minlength=len(flat))
     ends = counts.cumsum(0)
     starts = ends - counts

@@ -67,21 +67,14 @@ class BestOfK(Decoder, name="bok"):
     def method(self, problem: Problem) -> Solver | None:
         if self.solver == "exact":
             return None
-        return MirrorAscent(steps=self.steps, step=self.safe_step(problem), start="reference")
+        # 1, or 1/(λ + λβ·max(w)·κ), beyond which a step may overshoot, if that is smaller
+        step = 1.0 if self.step is None and self._surely_safe() else self.step
+        return MirrorAscent(steps=self.steps, step=step, longest=1.0, start="reference")
 
-    def safe_step(self, problem: Problem) -> float | Tensor:
-        """The step asked for; else 1, or 1/(λ + λβ·max(w)·κ), beyond which a step may overshoot, if that is smaller."""
-        if self.step is not None:
-            return self.step
+    def _surely_safe(self) -> bool:
+        """Whether a step of 1 is safe whatever the scores: max(w) <= 1 for the weights with a name."""
         plain = is_number(self.lam) and is_number(self.beta) and isinstance(self.k, int) and not callable(self.weights)
-        if plain and self.lam * (1 + self.beta * curvature(self.k)) <= 1:  # max(w) <= 1 for the weights with a name
-            return 1.0
-        smoothness = problem.regulariser.smoothness("entropic")
-        assert smoothness is not None  # KL and coverage both know theirs
-        steepness = problem.lam * smoothness
-        if not isinstance(steepness, Tensor):
-            return 1.0 / max(steepness, 1.0)
-        return (1.0 / steepness.clamp_min(1.0)).to(problem.scores.dtype)
+        return bool(plain and self.lam * (1 + self.beta * curvature(self.k)) <= 1)
 
     def token_weights(self, anchor: Anchor) -> float | Tensor:
         """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on."""

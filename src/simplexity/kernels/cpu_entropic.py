@@ -13,7 +13,7 @@ from simplexity.anchor import AnchorKL
 from simplexity.draw import inverse_cdf
 from simplexity.problem import Problem
 from simplexity.regularisers import Sum
-from simplexity.rows import FLOORS, block_length, exp_, in_blocks, total
+from simplexity.rows import FLOORS, block_length, exp_, in_blocks
 from simplexity.supports import CUT, TopP
 
 FEW = 512  # tokens that a loop in Python handles faster than torch
@@ -48,16 +48,18 @@ def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Ten
 
     The few numbers above the cut leave torch: what takes a tensor operation microseconds takes a list nanoseconds.
     """
-    best = max(peaks.tolist())
+    best = float(peaks.amax())
     floor = min(best + tau * math.log(CUT), math.nextafter(best, -math.inf))
     hot = (peaks > floor).nonzero().view(-1)
     length = block_length(len(scores))
+    if len(hot) > FEW // 4:
+        return None
     inside = in_blocks(scores, fill=-math.inf).index_select(0, hot).view(-1)
     places = (inside > floor).nonzero().view(-1)
     if len(places) > FEW:
         return None
     e = torch.sub(scores, best).mul_(1.0 / tau).clamp_min_(FLOORS[scores.dtype][0]).exp_()
-    needed = p * float(total(e))
+    needed = p * sum(in_blocks(e).sum(-1).tolist())  # as `total`: short sums in float32, their sum in float64
     values = inside.index_select(0, places).tolist()
     weights = [math.exp((value - best) / tau) for value in values]
     mass, kept = 0.0, []

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simplexity.coverage import curvature
 from simplexity.kernels import gpu_rows
-from simplexity.kernels.plans import Plan
+from simplexity.kernels.plans import RULES, Plan
 
 rows: Any = gpu_rows
 
 TILE, TILE_WARPS, ROW_WARPS = 4096, 8, 8  # the fastest of those tried on an H200
 GROUP, GROUPS, NARROW = rows.GROUP, rows.GROUPS, rows.NARROW
-KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4}
+KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4, "bok": 5, "bok exact": 6, "two models": 7}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +53,42 @@ def fused_distribution(
     seeds = _constant(0, torch.int64, logits.device)
     drawn, scratch = _run(logits, plan, seeds, 0, None, draw=False)
     q = torch.empty_like(logits, dtype=torch.float32) if out is None else out
-    size, kind = logits.shape[-1], KINDS[plan.kind]
-    lam, lam_stride = _parameter(plan.lam, torch.float32, logits)
-    grid = (scratch.tiles, len(logits))
-    rows.write[grid](
-        logits, logits.stride(0), size, lam, lam_stride, scratch.scalars, drawn.status, q, q.stride(0),
-        KIND=kind, TILE=scratch.tile, SCALARS=rows.SCALARS, LOG=log, num_warps=scratch.warps,
+    task = _task(logits, plan)
+    rows.write[(scratch.tiles, len(logits))](
+        logits, logits.stride(0), *task.other, logits.shape[-1], *task.slope, *task.tau, *task.coverage,
+        scratch.scalars, drawn.status, q, q.stride(0),
+        KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=scratch.tile, SCALARS=task.scalars, LOG=log,
+        num_warps=scratch.warps,
     )  # fmt: skip
     return q, drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A plan as the kernels want it: tensors with their strides."""
+
+    kind: int
+    rule: int
+    steps: int
+    scalars: int
+    slope: tuple[Tensor, int]
+    tau: tuple[Tensor, int]
+    other: tuple[Tensor, int]
+    coverage: tuple[Tensor, int]
+
+
+def _task(logits: Tensor, plan: Plan) -> Task:
+    cover = plan.coverage
+    tau = _parameter(plan.tau, torch.float32, logits)
+    other = (logits, 0) if plan.other is None else (plan.other, plan.other.stride(0))
+    if cover is None:
+        slope = _parameter(plan.lam, torch.float32, logits)
+        return Task(KINDS[plan.kind], 0, 0, rows.SCALARS, slope, tau, other, slope)
+    numbers = (plan.lam, cover.beta, cover.draws, cover.pace, cover.beta * curvature(cover.draws))
+    kind = KINDS["bok exact" if cover.steps is None else "bok"]
+    steps = cover.steps or 0
+    scalars = rows.SCALARS + steps + 2  # the step and the levels after the row's other numbers
+    return Task(kind, RULES.index(cover.rule), steps, scalars, tau, tau, other, _table(numbers, logits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,24 +106,22 @@ def _run(
     logits: Tensor, plan: Plan, seeds: Tensor, step: int | Tensor, uniforms: Tensor | None, draw: bool
 ) -> tuple[Drawn, Scratch]:
     batch, size = logits.shape
-    device, kind = logits.device, KINDS[plan.kind]
+    device, task = logits.device, _task(logits, plan)
     tile = min(TILE, max(16, 1 << (size - 1).bit_length()))
     tiles = -(-size // tile)
     padded = 1 << (tiles - 1).bit_length()
     warps, row_warps = (TILE_WARPS, ROW_WARPS) if tile >= 1024 else (4, 4)
     group, groups = min(GROUP, tile), min(GROUPS, 1 << (-(-size // min(GROUP, tile)) - 1).bit_length())
     cells, per_tile = batch * tiles, tile // group
-    head = plan.kind != "softmax"
+    head = plan.kind not in ("softmax", "two models")
     floats = torch.empty(cells * (2 + per_tile * head) + batch * groups * head, dtype=torch.float32, device=device)
     maxima, sums, peaks = floats[:cells], floats[cells : 2 * cells], floats[2 * cells : (2 + per_tile * head) * cells]
     chosen = floats[(2 + per_tile * head) * cells :].view(torch.int32)
-    scalars = torch.empty(batch * rows.SCALARS, dtype=torch.float32, device=device)
+    scalars = torch.empty(batch * task.scalars, dtype=torch.float32, device=device)
     tokens = torch.empty(batch, dtype=torch.int64, device=device)
     log_q = torch.empty(batch, dtype=torch.float32, device=device)
     status = torch.empty(batch, dtype=torch.int8, device=device)
     flags = torch.empty(batch, dtype=torch.int32, device=device)
-    lam = _parameter(plan.lam, torch.float32, logits)
-    tau = _parameter(plan.tau, torch.float32, logits)
     p = _parameter(plan.p, torch.float64, logits)
     k = _parameter(plan.k, torch.int32, logits)
     seed = (seeds, 0 if seeds.numel() == 1 else 1)
@@ -102,15 +129,15 @@ def _run(
     u = seed[0] if uniforms is None else uniforms
     if batch:
         rows.tiles[(tiles, batch)](
-            logits, logits.stride(0), size, *lam, *tau, maxima, sums, peaks,
-            KIND=kind, TILE=tile, NT=tiles, GROUP=group, num_warps=warps,
+            logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, maxima, sums, peaks,
+            KIND=task.kind, TILE=tile, NT=tiles, GROUP=group, num_warps=warps,
         )  # fmt: skip
         rows.solve[(batch,)](
-            logits, logits.stride(0), size, *lam, *tau, *p, *k, u, *seed, *at, maxima, sums, peaks, chosen, scalars,
-            tokens, log_q, status, flags,
-            KIND=kind, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile, NGP=padded * per_tile, GROUP=group,
-            GROUPS=groups, NARROW=min(NARROW, groups), DRAW=draw, SEEDED=uniforms is None,
-            SCALARS=rows.SCALARS, num_warps=row_warps,
+            logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *p, *k, u, *seed, *at, *task.coverage,
+            maxima, sums, peaks, chosen, scalars, tokens, log_q, status, flags,
+            KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile,
+            NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(NARROW, groups), DRAW=draw,
+            SEEDED=uniforms is None, SCALARS=task.scalars, num_warps=row_warps,
         )  # fmt: skip
     return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, floats, scalars)
 
@@ -123,7 +150,31 @@ def _parameter(value: Any, dtype: torch.dtype, logits: Tensor) -> tuple[Tensor, 
     return column, 0 if len(column) == 1 else 1
 
 
-@cache
+def _table(values: tuple[Any, ...], logits: Tensor) -> tuple[Tensor, int]:
+    """Numbers side by side, and the stride from row to row: 0 where all rows share them."""
+    if not any(isinstance(value, Tensor) for value in values):
+        return _constants(values, logits.device), 0
+    columns = [_parameter(value, torch.float32, logits)[0].expand(len(logits)) for value in values]
+    return torch.stack(columns, -1), len(values)
+
+
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number on the device, filled there: a copy from the host would wait for it."""
+    """A number on the device. Under capture nothing is computed, so nothing may be kept for others to use."""
+    make = _filled.__wrapped__ if device.type == "cuda" and torch.cuda.is_current_stream_capturing() else _filled
+    return make(value, dtype, device)
+
+
+def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_row.__wrapped__ if capturing else _row)(values, device)
+
+
+@cache
+def _filled(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Filled on the device: a copy from the host would wait for it."""
     return torch.full((1,), value, dtype=dtype, device=device)
+
+
+@cache
+def _row(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])

@@ -6,7 +6,22 @@
 import triton
 import triton.language as tl
 
-from simplexity.kernels.gpu_weights import ENTMAX, LOG2E, SPARSEMAX, TOP_K, TOP_P, draw_head, key, unkey, weigh
+from simplexity.kernels.gpu_coverage import TOP_M
+from simplexity.kernels.gpu_coverage_rows import climb_head, optimum_head
+from simplexity.kernels.gpu_weights import (
+    BEST,
+    BOK,
+    ENTMAX,
+    LOG2E,
+    SPARSEMAX,
+    TOP_K,
+    TOP_P,
+    among,
+    draw_head,
+    key,
+    unkey,
+    weigh,
+)
 
 
 @triton.jit
@@ -91,8 +106,8 @@ def threshold(z, KIND: tl.constexpr):
 
 @triton.jit
 def solve_head(
-    at, size, peak, g, bound, best, slope, mass_slope, count, share, mass, u, slots,
-    KIND: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    at, size, peak, g, bound, best, slope, mass_slope, count, share, mass, u, slots, numbers, levels, steps,
+    KIND: tl.constexpr, RULE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """(cut, last tied id, η, flag, mass, token, log q) from the groups with a maximum above `bound`, at most GROUPS.
 
@@ -116,7 +131,7 @@ def solve_head(
     flag = tl.full([], 0, tl.int32)
     if tl.sum(sure.to(tl.int32)) == 0:  # ties at the best can leave the head empty
         flag = tl.full([], 1, tl.int32)
-    if KIND == TOP_K:
+    if KIND == TOP_K or ((KIND == BOK or KIND == BEST) and RULE == TOP_M):
         if tl.sum(sure.to(tl.int32)) < count:
             flag = tl.full([], 1, tl.int32)
         cut, tie = best_k(h, ids, count, bound, best)
@@ -131,7 +146,17 @@ def solve_head(
         limit = eta if KIND == SPARSEMAX else 2 * eta
         if (bound - best) * slope > limit:
             flag = tl.full([], 1, tl.int32)
-    w = tl.where(sure, weigh(h, ids, best, slope, cut, tie, eta, KIND), 0.0)
+    if KIND == BOK or KIND == BEST:
+        z, kept, log_weights = tl.where(sure, h - best, -float("inf")), among(h, ids, cut, tie), h
+        lacking = flag
+        if KIND == BOK:
+            log_weights, eta, flag = climb_head(z, kept, slope, mass, bound - best, numbers, levels, steps, RULE)
+        else:
+            log_weights, eta, flag = optimum_head(z, kept, slope, mass, bound - best, numbers, levels, RULE)
+        flag = tl.maximum(flag, lacking)
+        w = tl.where(sure, tl.exp(log_weights), 0.0)
+    else:
+        w = tl.where(sure, weigh(h, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND, RULE), 0.0)
     token, log_weight = draw_head(w, ids, u)
     # the mass of the cut is needed again where the head did not suffice
     total = tl.where(flag == 0, tl.sum(w.to(tl.float64)), mass)

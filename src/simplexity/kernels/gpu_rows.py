@@ -16,40 +16,48 @@ q is a function of the score and of a few numbers of its row, so every kernel co
 import triton
 import triton.language as tl
 
+from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM
+from simplexity.kernels.gpu_coverage_rows import begin
 from simplexity.kernels.gpu_head import head_groups, solve_head
 from simplexity.kernels.gpu_sweep import has_nan, sweep_row
 from simplexity.kernels.gpu_weights import (
+    BEST,
+    BOK,
     ENTMAX,
     LOG2E,
+    PAIR,
     SOFTMAX,
     SPARSEMAX,
     TOP_K,
     TOP_P,
     draw_from,
-    load_tile,
+    load_scores,
     number,
     weigh,
 )
 
-SCALARS = 8  # numbers a row keeps: best, cut, last tied id, multiplier, mass, …
+SCALARS = 5  # numbers a row keeps: best, cut, last tied id, multiplier, mass; then its levels
 GROUP = 64  # neighbouring tokens that share a maximum: 1.6% of the logits
 GROUPS, NARROW = 128, 32  # groups of a head, and of the narrow one that is tried first
 
 
 @triton.jit
 def tiles(
-    logits, row_stride, size, lam, lam_stride, tau, tau_stride, maxima, sums, peaks,
+    logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, maxima, sums, peaks,
     KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """K1: the maximum, the sum and the group maxima of one tile."""
     t, row = tl.program_id(0), tl.program_id(1)
     slope = 1.0 / tl.load(lam + row * lam_stride)
+    others = 1.0 / tl.load(tau + row * tau_stride)
     if KIND == TOP_P:
-        slope = 1.0 / tl.load(tau + row * tau_stride)  # the mass that tells the cut
+        slope = others  # the mass that tells the cut
     at = row * NT + t
     row_at = logits + row.to(tl.int64) * row_stride
-    if KIND == SOFTMAX:
-        ids, x = load_tile(row_at, t, size, TILE)
+    if KIND == SOFTMAX or KIND == PAIR:
+        ids, x = load_scores(row_at, other + row.to(tl.int64) * other_stride, slope, others, t, size, KIND, TILE)
+        if KIND == PAIR:
+            slope = 1.0
         best = tl.max(tl.where(x != x, float("inf"), x), 0)  # a NaN shows as +inf
         base = tl.where(best > -float("inf"), best, 0.0)
         tl.store(sums + at, tl.sum(tl.exp2((x - base) * (slope * LOG2E)), 0))
@@ -61,7 +69,7 @@ def tiles(
         x = tl.load(row_at + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
         peak = tl.max(tl.where(x != x, float("inf"), x), 1)
         best = tl.max(peak, 0)
-        if KIND == TOP_P:
+        if KIND == TOP_P or KIND == BOK or KIND == BEST:
             base = tl.where(best > -float("inf"), best, 0.0)
             tl.store(sums + at, tl.sum(tl.sum(tl.exp2((x - base) * (slope * LOG2E)), 1), 0))
         tl.store(maxima + at, best)
@@ -70,11 +78,12 @@ def tiles(
 
 @triton.jit
 def solve(
-    logits, row_stride, size, lam, lam_stride, tau, tau_stride, p, p_stride, k, k_stride, uniforms, seeds, seed_stride,
-    step, step_stride, maxima, sums, peaks, chosen, scalars, tokens, log_q, status, flags,
-    KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, NARROW: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr,
-    SCALARS: tl.constexpr,
+    logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, p, p_stride, k, k_stride, uniforms,
+    seeds, seed_stride, step, step_stride, coverage, coverage_stride, maxima, sums, peaks, chosen, scalars,
+    tokens, log_q, status, flags,
+    KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
+    NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    NARROW: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
 ):  # fmt: skip
     """K2: one row from its tiles."""
     row = tl.program_id(0)
@@ -83,17 +92,21 @@ def solve(
     best = tl.max(m)
     slope = 1.0 / tl.load(lam + row * lam_stride)
     mass_slope = slope
+    own, others = slope, 1.0 / tl.load(tau + row * tau_stride)
     if KIND == TOP_P:
-        mass_slope = 1.0 / tl.load(tau + row * tau_stride)
-    at = logits + row.to(tl.int64) * row_stride
+        mass_slope = others
+    if KIND == PAIR:
+        slope, mass_slope = 1.0, 1.0
+    at, other_at = logits + row.to(tl.int64) * row_stride, other + row.to(tl.int64) * other_stride
+    numbers, base = coverage + row * coverage_stride, scalars + row * SCALARS
+    levels = base + 5
     state = tl.full([], 0, tl.int32)
     if best == float("inf"):
-        state = tl.where(has_nan(at, size, TILE, NT), 1, 2)
+        state = tl.where(has_nan(at, other_at, own, others, size, KIND, TILE, NT), 1, 2)
     if best == -float("inf"):
         state = tl.full([], 3, tl.int32)
     tl.store(status + row, state.to(tl.int8))
     flag = tl.full([], 0, tl.int32)
-    base = scalars + row * SCALARS
     if state != 0:
         if DRAW:
             tl.store(tokens + row, tl.full([], -1, tl.int64))
@@ -107,13 +120,16 @@ def solve(
             u = number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED)
         total = tl.full([], 0.0, tl.float64)
         masses = tl.zeros([NTP], tl.float64)
-        if KIND == SOFTMAX or KIND == TOP_P:
+        if KIND == SOFTMAX or KIND == PAIR or KIND == TOP_P or KIND == BOK or KIND == BEST:
             s = tl.load(sums + row * NT + t, mask=t < NT, other=0.0).to(tl.float64)
             masses = tl.where(s > 0, s * tl.exp2((m - best) * (mass_slope * LOG2E)).to(tl.float64), 0.0)
             total = tl.sum(masses)
-        if KIND == SOFTMAX:
+        if KIND == SOFTMAX or KIND == PAIR:
             if DRAW:
-                token, log_weight = draw_from(at, size, best, slope, cut, tie, eta, u, masses, t, KIND, TILE)
+                token, log_weight = draw_from(
+                    at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, t, numbers, levels, STEPS,
+                    KIND, RULE, TILE,
+                )  # fmt: skip
                 tl.store(tokens + row, token.to(tl.int64))
                 tl.store(log_q + row, log_weight.to(tl.float32))
         else:
@@ -122,6 +138,17 @@ def solve(
             count = tl.minimum(tl.load(k + row * k_stride), size)
             share = tl.load(p + row * p_stride)
             reach = 7.0 / mass_slope  # e^−7 of the best: deep enough for most nuclei
+            depth = reach
+            if KIND == TOP_P:
+                depth = 16.0 / mass_slope
+            if KIND == BOK:
+                _, _, pace = begin(total, numbers, levels, RULE)
+                reach, depth = 9.0 / pace, 18.0 / pace
+            if KIND == BEST:  # what is left out must weigh 1e−6 at most
+                lam_own = tl.load(numbers + LAM)
+                boost = tl.load(numbers + BETA) * tl.load(numbers + DRAWS)
+                reach = lam_own * (14.0 + boost + tl.log(total).to(tl.float32))
+                depth = reach
             if KIND == TOP_K:
                 reach = float("inf")
             if KIND == SPARSEMAX:
@@ -137,20 +164,24 @@ def solve(
             if tl.sum((peak > bound).to(tl.int32)) <= NARROW:
                 cut, tie, eta, flag, total, token, log_weight = solve_head(
                     at, size, peak, g, bound, best, slope, mass_slope, count, share, total, u, slots,
-                    KIND, NARROW, GROUP,
+                    numbers, levels, STEPS, KIND, RULE, NARROW, GROUP,
                 )  # fmt: skip
             if flag != 0:
-                bound = head_groups(peak, best, 16.0 / mass_slope if KIND == TOP_P else reach, GROUPS)
+                bound = head_groups(peak, best, depth, GROUPS)
                 cut, tie, eta, flag, total, token, log_weight = solve_head(
                     at, size, peak, g, bound, best, slope, mass_slope, count, share, total, u, slots,
-                    KIND, GROUPS, GROUP,
+                    numbers, levels, STEPS, KIND, RULE, GROUPS, GROUP,
                 )  # fmt: skip
             if flag != 0:
                 cut, tie, eta, masses = sweep_row(
-                    at, size, best, slope, mass_slope, count, share, t, KIND, TILE, NT, NTP
-                )
+                    at, size, best, slope, mass_slope, count, share, total, t, numbers, levels, STEPS,
+                    KIND, RULE, TILE, NT, NTP,
+                )  # fmt: skip
                 total = tl.sum(masses)
-                token, log_weight = draw_from(at, size, best, slope, cut, tie, eta, u, masses, t, KIND, TILE)
+                token, log_weight = draw_from(
+                    at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, t, numbers, levels, STEPS,
+                    KIND, RULE, TILE,
+                )  # fmt: skip
             if DRAW:
                 tl.store(tokens + row, token.to(tl.int64))
                 tl.store(log_q + row, log_weight.to(tl.float32))
@@ -164,16 +195,24 @@ def solve(
 
 @triton.jit
 def write(
-    logits, row_stride, size, lam, lam_stride, scalars, status, out, out_stride,
-    KIND: tl.constexpr, TILE: tl.constexpr, SCALARS: tl.constexpr, LOG: tl.constexpr,
+    logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, coverage, coverage_stride,
+    scalars, status, out, out_stride,
+    KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, SCALARS: tl.constexpr,
+    LOG: tl.constexpr,
 ):  # fmt: skip
     """K3: q, or log q, of one tile; zero, or −inf, in rows that cannot be solved."""
     tile, row = tl.program_id(0), tl.program_id(1)
-    ids, x = load_tile(logits + row.to(tl.int64) * row_stride, tile, size, TILE)
-    base = scalars + row * SCALARS
     slope = 1.0 / tl.load(lam + row * lam_stride)
+    others = 1.0 / tl.load(tau + row * tau_stride)
+    row_at, other_at = logits + row.to(tl.int64) * row_stride, other + row.to(tl.int64) * other_stride
+    ids, x = load_scores(row_at, other_at, slope, others, tile, size, KIND, TILE)
+    if KIND == PAIR:
+        slope = 1.0
+    base, numbers = scalars + row * SCALARS, coverage + row * coverage_stride
     tie = tl.load(base + 2).to(tl.int32, bitcast=True)
-    w = weigh(x, ids, tl.load(base), slope, tl.load(base + 1), tie, tl.load(base + 3), KIND)
+    w = weigh(
+        x, ids, tl.load(base), slope, tl.load(base + 1), tie, tl.load(base + 3), numbers, base + 5, STEPS, KIND, RULE
+    )
     q = tl.where(tl.load(status + row) == 0, w / tl.load(base + 4), 0.0)
     if LOG:
         q = tl.log(q)

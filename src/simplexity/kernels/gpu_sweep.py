@@ -6,7 +6,22 @@
 import triton
 import triton.language as tl
 
-from simplexity.kernels.gpu_weights import ENTMAX, LOG2E, SPARSEMAX, TOP_K, TOP_P, key, load_tile, unkey, weigh
+from simplexity.kernels.gpu_coverage import TOP_M
+from simplexity.kernels.gpu_coverage_rows import sweep_climb, sweep_optimum
+from simplexity.kernels.gpu_weights import (
+    BEST,
+    BOK,
+    ENTMAX,
+    LOG2E,
+    SPARSEMAX,
+    TOP_K,
+    TOP_P,
+    key,
+    load_scores,
+    load_tile,
+    unkey,
+    weigh,
+)
 
 
 @triton.jit
@@ -82,12 +97,12 @@ def sweep_threshold(row_at, size, best, slope, KIND: tl.constexpr, TILE: tl.cons
 
 @triton.jit
 def sweep_row(
-    row_at, size, best, slope, mass_slope, count, share, t, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
-    NTP: tl.constexpr,
+    row_at, size, best, slope, mass_slope, count, share, mass, t, numbers, levels, steps,
+    KIND: tl.constexpr, RULE: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, NTP: tl.constexpr,
 ):  # fmt: skip
     """(cut, last tied id, η, mass of each tile) from all scores of a row, read as often as it takes."""
     cut, tie, eta = -float("inf"), tl.full([], 2147483647, tl.int32), 0.0
-    if KIND == TOP_K:
+    if KIND == TOP_K or ((KIND == BOK or KIND == BEST) and RULE == TOP_M):
         cut, tie = sweep_cut(row_at, size, count.to(tl.float64), best, slope, False, TILE, NT)
     if KIND == TOP_P:
         full = above_cut(row_at, size, -float("inf"), best, mass_slope, True, TILE, NT)
@@ -95,19 +110,23 @@ def sweep_row(
         cut, tie = sweep_cut(row_at, size, wanted, best, mass_slope, True, TILE, NT)
     if KIND == SPARSEMAX or KIND == ENTMAX:
         eta = sweep_threshold(row_at, size, best, slope, KIND, TILE, NT)
+    if KIND == BOK:
+        eta = sweep_climb(row_at, size, best, slope, cut, tie, mass, numbers, levels, steps, RULE, TILE, NT)
+    if KIND == BEST:
+        eta = sweep_optimum(row_at, size, best, slope, cut, tie, mass, numbers, levels, RULE, TILE, NT)
     masses = tl.zeros([NTP], tl.float64)
     for tile in range(NT):
         ids, x = load_tile(row_at, tile, size, TILE)
-        w = weigh(x, ids, best, slope, cut, tie, eta, KIND)
+        w = weigh(x, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND, RULE)
         masses += tl.where(t == tile, tl.sum(tl.where(ids < size, w, 0.0).to(tl.float64)), 0.0)
     return cut, tie, eta, masses
 
 
 @triton.jit
-def has_nan(row_at, size, TILE: tl.constexpr, NT: tl.constexpr):
+def has_nan(row_at, other_at, own, others, size, KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
     """Whether any score of the row is NaN."""
     found = 0
     for tile in range(NT):
-        _, x = load_tile(row_at, tile, size, TILE)
+        _, x = load_scores(row_at, other_at, own, others, tile, size, KIND, TILE)
         found += tl.sum((x != x).to(tl.int32))
     return found > 0

@@ -6,27 +6,43 @@
 import triton
 import triton.language as tl
 
+from simplexity.kernels.gpu_coverage import climb, optimum
+
 SOFTMAX = tl.constexpr(0)  # exp(a·x)
 TOP_K = tl.constexpr(1)  # the same, x among the k best
 TOP_P = tl.constexpr(2)  # the same, x in the nucleus
 SPARSEMAX = tl.constexpr(3)  # (a·x − η)_+
 ENTMAX = tl.constexpr(4)  # ((a·x/2 − η)_+)²
+BOK = tl.constexpr(5)  # Best-of-K after a few steps
+BEST = tl.constexpr(6)  # Best-of-K, the optimum
+PAIR = tl.constexpr(7)  # exp(a·x + b·y), y another model's logits
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def weigh(x, ids, best, slope, cut, tie, eta, KIND: tl.constexpr):
+def among(x, ids, cut, tie):
+    """Whether a token is among the best: above the cut, or equal to it and early enough."""
+    return (x > cut) | ((x == cut) & (ids <= tie))
+
+
+@triton.jit
+def weigh(x, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND: tl.constexpr, RULE: tl.constexpr):
     """q up to the row's normaliser, for scores x of the tokens `ids`."""
     z = (x - best) * slope
     if KIND == SPARSEMAX:
-        return tl.maximum(z - eta, 0.0)
-    if KIND == ENTMAX:
+        w = tl.maximum(z - eta, 0.0)
+    elif KIND == ENTMAX:
         root = tl.maximum(z * 0.5 - eta, 0.0)
-        return root * root
-    e = tl.exp2(z * LOG2E)
-    if KIND != SOFTMAX:
-        e = tl.where((x > cut) | ((x == cut) & (ids <= tie)), e, 0.0)
-    return e
+        w = root * root
+    elif KIND == BOK:
+        w = tl.exp(climb(x - best, among(x, ids, cut, tie), slope, numbers, levels, steps, RULE) - eta)
+    elif KIND == BEST:
+        w = tl.exp(optimum(x - best, among(x, ids, cut, tie), slope, numbers, levels, eta, RULE))
+    else:
+        w = tl.exp2(z * LOG2E)
+        if KIND == TOP_K or KIND == TOP_P:
+            w = tl.where(among(x, ids, cut, tie), w, 0.0)
+    return w
 
 
 @triton.jit
@@ -80,8 +96,19 @@ def load_tile(row_at, tile, size, TILE: tl.constexpr):
 
 
 @triton.jit
+def load_scores(row_at, other_at, own, others, tile, size, KIND: tl.constexpr, TILE: tl.constexpr):
+    """(ids, scores) of one tile; of two models together where there are two."""
+    ids, x = load_tile(row_at, tile, size, TILE)
+    if KIND == PAIR:
+        y = tl.load(other_at + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
+        x = x * own + y * others
+    return ids, x
+
+
+@triton.jit
 def draw_from(
-    logits_row, size, best, slope, cut, tie, eta, u, masses, tile_ids, KIND: tl.constexpr, TILE: tl.constexpr,
+    row_at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, tile_ids, numbers, levels, steps,
+    KIND: tl.constexpr, RULE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """(token, log q): a tile by its mass, then a token of that tile, by one number u."""
     total = tl.sum(masses)
@@ -92,9 +119,8 @@ def draw_from(
     mass = tl.sum(tl.where(tile_ids == chosen, masses, 0.0))
     before = tl.sum(tl.where(tile_ids < chosen, masses, 0.0))
     share = tl.maximum((target - before) / mass, 0.0)
-    ids = chosen * TILE + tl.arange(0, TILE)
-    x = tl.load(logits_row + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
-    w = weigh(x, ids, best, slope, cut, tie, eta, KIND).to(tl.float64)
+    ids, x = load_scores(row_at, other_at, own, others, chosen, size, KIND, TILE)
+    w = weigh(x, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND, RULE).to(tl.float64)
     w = tl.where(ids < size, w, 0.0)
     inside = tl.cumsum(w, 0)
     full = tl.sum(w)

@@ -5,6 +5,7 @@ entropic,  ψ = Σ q log q:   q ← q·exp(step·∇f) / norm
 Euclidean, ψ = ½‖q‖²:       q ← projection of q + step·∇f, which is projected gradient ascent
 """
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -30,6 +31,7 @@ class MirrorAscent:
 
     step:      the step size. By default 1/(λL) where Ω knows its smoothness L, with which no step can
                lower the objective; otherwise found by backtracking, with the same guarantee.
+    longest:   what a default step is capped at.
     start:     where to begin: a distribution `[..., V]`, "uniform" on the support, or "reference", the r
                of an Ω that holds KL(q ‖ r).
     tolerance: 1e-10 in float64 and 1e-5 in float32 by default.
@@ -38,6 +40,7 @@ class MirrorAscent:
 
     steps: int | None = None
     step: float | Tensor | None = None
+    longest: float = math.inf
     geometry: Geometry = "entropic"
     start: Tensor | Literal["uniform", "reference"] = "uniform"
     tolerance: float | None = None
@@ -149,8 +152,9 @@ class MirrorAscent:
             return None
         steepness = problem.lam * smoothness
         if isinstance(steepness, Tensor):
-            return (1.0 / steepness.clamp_min(1e-30)).clamp_max(1e30).to(problem.scores.dtype)
-        return 1.0 / steepness if steepness > 0 else None
+            return (1.0 / steepness.clamp_min(1e-30)).clamp_max(min(self.longest, 1e30)).to(problem.scores.dtype)
+        step = min(1.0 / steepness if steepness > 0 else math.inf, self.longest)
+        return step if step < math.inf else None
 
 
 def reference(regulariser: Regulariser) -> Tensor | None:

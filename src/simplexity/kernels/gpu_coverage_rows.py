@@ -1,0 +1,180 @@
+"""What Best-of-K needs to know of a row, from its head or from all scores: the normalisers, or the multiplier."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+from simplexity.kernels.gpu_coverage import (
+    BEND,
+    FIRST,
+    LAM,
+    PACE,
+    PROBS,
+    STEP,
+    climb,
+    implicit,
+    missed,
+    pulled,
+    reward,
+    weight,
+)
+from simplexity.kernels.gpu_weights import among, load_tile
+
+LOST = tl.constexpr(2e-6)  # mass that a head may leave out
+STRONG = tl.constexpr(60.0)  # beyond, exp(log q + L) would not fit
+LEAST = tl.constexpr(-80.0)  # e^−80 is still a normal number
+ROUNDS, SEARCHES = tl.constexpr(12), tl.constexpr(60)
+
+
+@triton.jit
+def begin(mass, numbers, levels, RULE: tl.constexpr):
+    """(log Σ exp(x/τ), largest weight, step), the first and the last written down."""
+    log_mass = tl.log(mass).to(tl.float32)
+    largest = tl.exp(-log_mass) if RULE == PROBS else log_mass * 0.0 + 1.0
+    pace = tl.load(numbers + STEP)
+    safe = 1.0 / tl.maximum(tl.load(numbers + LAM) * (1.0 + tl.load(numbers + BEND) * largest), 1.0)
+    pace = tl.where(pace == 0.0, safe, pace)
+    tl.store(levels + PACE, pace)
+    tl.store(levels + FIRST, log_mass)
+    return log_mass, largest, pace
+
+
+@triton.jit
+def left_out(z, slope, mass, depth, rate, boost):
+    """Bound on what the tokens below `depth` add to any later normaliser, relative to the best token.
+
+    Their exp(x/τ) sum to `rest`; later exponents are steeper by `rate` at least, and raised by `boost` at most.
+    """
+    rest = tl.maximum(mass - tl.sum(tl.exp(z * slope).to(tl.float64)), 2e-7 * mass)
+    return rest.to(tl.float32) * tl.exp(rate * depth + boost) * (1.0 + boost) * (1.0 + boost)
+
+
+@triton.jit
+def climb_head(z, kept, slope, mass, depth, numbers, levels, steps, RULE: tl.constexpr):
+    """(log q_J + L_J − η, η, flag) on a head, whose tokens are all those above `depth`; the levels are written down."""
+    log_mass, largest, pace = begin(mass, numbers, levels, RULE)
+    lam, most, n = reward(numbers)
+    rho = 1.0 - pace * lam
+    level, lowest, highest = lam * 0.0, lam * 0.0 + 3e38, lam * 0.0
+    for _ in range(steps):
+        level = rho * level + pace
+        lowest, highest = tl.minimum(lowest, level), tl.maximum(highest, level)
+    boost = most * largest * highest
+    flag = (left_out(z, slope, mass, depth, lowest, boost) > LOST).to(tl.int32)
+    gain = most * weight(z, slope, log_mass, kept, RULE)
+    y = z * slope
+    seen = tl.zeros_like(z)
+    level, norm, shift = lam * 0.0, log_mass, log_mass * 0.0
+    if flag == 0:
+        for j in range(steps):
+            seen = rho * seen + pace * missed(tl.exp(y - norm), n)
+            level = rho * level + pace
+            y = z * (slope + level) + gain * seen
+            if boost > STRONG:
+                shift = tl.max(y)
+            norm = shift + tl.log(tl.sum(tl.exp(y - shift).to(tl.float64))).to(tl.float32)
+            tl.store(levels + FIRST + 1 + j, norm)
+    return y - shift, shift, flag
+
+
+@triton.jit
+def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexpr):
+    """(log q, η, flag) on a head: Newton's method on η and all log q together.
+
+    Linearised, log q moves by (r − δ)/D, r the residual of its equation and D its slope, and the mass by
+    Σ qr/D − δ·Σ q/D: one division gives the step δ of η.
+    """
+    log_mass, largest, _ = begin(mass, numbers, levels, RULE)
+    lam, most, n = reward(numbers)
+    boost = most / lam * largest
+    flag = (left_out(z, slope, mass, depth, 1.0 / lam, boost) > LOST).to(tl.int32)
+    gain = most / lam * weight(z, slope, log_mass, kept, RULE)
+    a = z * (1.0 / lam + slope)
+    eta = log_mass * 0.0
+    y = a
+    if flag == 0:
+        shift = tl.max(a + gain)
+        eta = shift + tl.log(tl.sum(tl.exp(a + gain - shift).to(tl.float64))).to(tl.float32)
+        y = tl.minimum(tl.maximum(a + gain - eta, LEAST), 0.0)
+        off = log_mass * 0.0 + 1.0
+        rounds = 0
+        while (off > 2e-6) & (rounds < ROUNDS):
+            q = tl.exp(y)
+            lower = missed(q, tl.maximum(n - 1, 0))
+            pull = gain * tl.where(n > 0, lower * tl.maximum(1.0 - q, 0.0), 1.0)
+            residual = a - eta + pull - y
+            residual = tl.where((y <= LEAST) & (residual < 0), 0.0, residual)  # what weighs nothing holds up nobody
+            tilt = 1.0 / (1.0 + gain * n.to(tl.float32) * lower * q)
+            over = (tl.sum(q.to(tl.float64)) - 1.0).to(tl.float32)
+            drift = tl.sum((q * tilt * residual).to(tl.float64)).to(tl.float32)
+            off = tl.max(tl.abs(residual) / (1.0 - y)) + tl.abs(over)
+            delta = (over + drift) / tl.sum((q * tilt).to(tl.float64)).to(tl.float32)
+            if off > 2e-6:
+                eta += delta
+                y = tl.minimum(tl.maximum(y + (residual - delta) * tilt, LEAST), 0.0)
+            rounds += 1
+        flag = tl.where(off <= 2e-5, 0, 1)  # and where it is no number
+    return y, eta, flag
+
+
+@triton.jit
+def sweep_climb(
+    row_at, size, best, slope, cut, tie, mass, numbers, levels, steps,
+    RULE: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
+):  # fmt: skip
+    """η = max(log q_J + L_J), the levels written down: one sweep for each step."""
+    log_mass, _, _ = begin(mass, numbers, levels, RULE)
+    peak = log_mass * 0.0
+    for j in range(steps):
+        tl.debug_barrier()  # what one thread writes down all others read
+        peak = log_mass * 0.0 - float("inf")
+        found = tl.full([], 0.0, tl.float64)
+        for tile in range(NT):
+            ids, x = load_tile(row_at, tile, size, TILE)
+            y = climb(x - best, among(x, ids, cut, tie), slope, numbers, levels, j + 1, RULE)
+            y = tl.where(ids < size, y, -float("inf"))
+            top = tl.maximum(tl.maximum(peak, tl.max(y)), -1e30)
+            found = found * tl.exp(peak - top) + tl.sum(tl.exp(y - top).to(tl.float64))
+            peak = top
+        tl.store(levels + FIRST + 1 + j, peak + tl.log(found).to(tl.float32))
+    tl.debug_barrier()
+    return peak
+
+
+@triton.jit
+def sweep_optimum(
+    row_at, size, best, slope, cut, tie, mass, numbers, levels, RULE: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr
+):
+    """η: Newton's method on log Σ q(η) = 0, with bisection wherever it leaves the bracket."""
+    _, largest, _ = begin(mass, numbers, levels, RULE)
+    tl.debug_barrier()
+    _, most, n = reward(numbers)
+    low = tl.full([], 0.0, tl.float64)
+    for tile in range(NT):
+        ids, x = load_tile(row_at, tile, size, TILE)
+        a, _ = pulled(x - best, among(x, ids, cut, tie), slope, numbers, levels, RULE)
+        low += tl.sum(tl.exp(a).to(tl.float64))
+    left = tl.log(low).to(tl.float32)
+    right = left + most / tl.load(numbers + LAM) * largest
+    eta = right
+    moving = left == left
+    rounds = 0
+    while moving & (rounds < SEARCHES):
+        full, felt = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+        for tile in range(NT):
+            ids, x = load_tile(row_at, tile, size, TILE)
+            a, gain = pulled(x - best, among(x, ids, cut, tie), slope, numbers, levels, RULE)
+            q = tl.where(ids < size, tl.exp(implicit(a - eta, gain, n)), 0.0)
+            tilt = 1.0 + gain * n.to(tl.float32) * q * missed(q, tl.maximum(n - 1, 0))
+            full += tl.sum(q.to(tl.float64))
+            felt += tl.sum((q / tilt).to(tl.float64))
+        error = tl.log(full).to(tl.float32)
+        left, right = tl.where(error >= 0, eta, left), tl.where(error <= 0, eta, right)
+        better = eta + error * (full / felt).to(tl.float32)
+        better = tl.where((better >= left) & (better <= right), better, (left + right) / 2)
+        moving = (tl.abs(error) > 1e-6) & (tl.abs(better - eta) > 1e-7 * tl.abs(eta))
+        eta = tl.where(moving, better, eta)
+        rounds += 1
+    return eta
