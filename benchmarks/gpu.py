@@ -65,7 +65,8 @@ def contenders(batch: int) -> dict[str, Callable[[Tensor], Any]]:
     seeds = torch.arange(batch, device="cuda")
     found: dict[str, Callable[[Tensor], Any]] = {READ: lambda x: x.amax(-1)}
     for spec in SPECS:
-        found[spec] = lambda x, plan=plan_of(spec): gpu.fused_draw(x, plan, seeds).tokens
+        plan = plan_of(spec)
+        found[spec] = lambda x, plan=plan: gpu.fused_draw(x, plan, seeds).tokens
     found[CHAIN] = lambda x: torch.multinomial(torch.softmax(x.float() / T, -1), 1)
     try:
         import flashinfer  # pyright: ignore[reportMissingImports]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -159,22 +159,26 @@ def _table(values: tuple[Any, ...], logits: Tensor) -> tuple[Tensor, int]:
 
 
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number on the device. Under capture nothing is computed, so nothing may be kept for others to use."""
-    make = _filled.__wrapped__ if device.type == "cuda" and torch.cuda.is_current_stream_capturing() else _filled
-    return make(value, dtype, device)
+    """A number on the device."""
+    return _made((value, dtype, device), lambda: torch.full((1,), value, dtype=dtype, device=device))
 
 
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_row.__wrapped__ if capturing else _row)(values, device)
+    """Numbers side by side on the device."""
+    return _made((values, device), lambda: torch.cat([_constant(v, torch.float32, device) for v in values]))
 
 
-@cache
-def _filled(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Filled on the device: a copy from the host would wait for it."""
-    return torch.full((1,), value, dtype=dtype, device=device)
+MADE: dict[Any, Tensor] = {}
 
 
-@cache
-def _row(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])
+def _made(key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """A tensor made once, on the device: a copy from the host would wait for it.
+
+    Under capture nothing is computed until the graph is replayed, so what is made then is kept for that graph alone.
+    """
+    if key in MADE:
+        return MADE[key]
+    made = make()
+    if not (made.is_cuda and torch.cuda.is_current_stream_capturing()):
+        MADE[key] = made
+    return made

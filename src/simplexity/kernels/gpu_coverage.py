@@ -18,7 +18,6 @@ LAM, BETA, DRAWS, STEP, BEND = (tl.constexpr(i) for i in range(5))
 # what a row writes down at `levels`: the step it takes, then L_0, L_1 …
 PACE, FIRST = (tl.constexpr(i) for i in range(2))
 PROBS, TOP_M, UNIFORM = (tl.constexpr(i) for i in range(3))
-ROUNDS = tl.constexpr(32)  # Newton's steps for one token: about log(gain·K) and five more
 
 
 @triton.jit
@@ -73,39 +72,39 @@ def climb(z, kept, slope, numbers, levels, steps, RULE: tl.constexpr):
 
 
 @triton.jit
-def implicit(t, gain, n):
+def implicit(t, gain, n, largest):
     """y = log q with  y − gain·(1 − e^y)^n = t, t <= 0: Newton's method from the point of inflection.
 
     Left of it the function is convex and the start above the root, right of it concave and below: no step overshoots.
+    About log(gain·n) steps lead near the root and five more to the last digit; `largest` is the largest gain.
     """
+    steep = n.to(tl.float32)
     t = tl.minimum(tl.maximum(t, -1e9), 0.0)
     above = tl.minimum(t + gain, 0.0)
-    y = tl.minimum(tl.maximum(t, -tl.log(tl.maximum(n.to(tl.float32), 1.0))), above)
+    y = tl.minimum(tl.maximum(t, -tl.log(tl.maximum(steep, 1.0))), above)
     y = tl.where(n > 0, y, above)
-    off = 1.0
-    rounds = 0
-    while (off > 1e-6) & (rounds < ROUNDS):
+    left = 6 + tl.log(1.0 + largest * steep).to(tl.int32)
+    while left > 0:
         q = tl.exp(y)
         lower = missed(q, tl.maximum(n - 1, 0))
         pull = tl.where(n > 0, lower * tl.maximum(1.0 - q, 0.0), 1.0)
-        better = y - (y - gain * pull - t) / (1.0 + gain * n.to(tl.float32) * lower * q)
-        better = tl.minimum(tl.maximum(better, t), above)
-        off = tl.max(tl.abs(better - y) / (1.0 - y))
-        y = better
-        rounds += 1
+        better = y - (y - gain * pull - t) / (1.0 + gain * steep * lower * q)
+        y = tl.minimum(tl.maximum(better, t), above)
+        left -= 1
     return y
 
 
 @triton.jit
 def pulled(z, kept, slope, numbers, levels, RULE: tl.constexpr):
-    """(a, g) of log q = a − η + g·(1−q)^{K−1}."""
-    w = weight(z, slope, tl.load(levels + FIRST), kept, RULE)
+    """(a, g, the largest g) of log q = a − η + g·(1−q)^{K−1}."""
+    strength, log_mass = tl.load(numbers + BETA) * tl.load(numbers + DRAWS), tl.load(levels + FIRST)
+    largest = strength * tl.exp(-log_mass) if RULE == PROBS else strength
     steep = 1.0 / tl.load(numbers + LAM) + slope
-    return z * steep, w * (tl.load(numbers + BETA) * tl.load(numbers + DRAWS))
+    return z * steep, strength * weight(z, slope, log_mass, kept, RULE), largest
 
 
 @triton.jit
 def optimum(z, kept, slope, numbers, levels, eta, RULE: tl.constexpr):
     """log q at the optimum, where the multiplier is η."""
-    a, gain = pulled(z, kept, slope, numbers, levels, RULE)
-    return implicit(a - eta, gain, tl.load(numbers + DRAWS).to(tl.int32) - 1)
+    a, gain, largest = pulled(z, kept, slope, numbers, levels, RULE)
+    return implicit(a - eta, gain, tl.load(numbers + DRAWS).to(tl.int32) - 1, largest)

@@ -48,7 +48,7 @@ def left_out(z, slope, mass, depth, rate, boost):
     Their exp(x/τ) sum to `rest`; later exponents are steeper by `rate` at least, and raised by `boost` at most.
     """
     rest = tl.maximum(mass - tl.sum(tl.exp(z * slope).to(tl.float64)), 2e-7 * mass)
-    return rest.to(tl.float32) * tl.exp(rate * depth + boost) * (1.0 + boost) * (1.0 + boost)
+    return rest.to(tl.float32) * tl.exp(rate * depth + boost)
 
 
 @triton.jit
@@ -62,7 +62,9 @@ def climb_head(z, kept, slope, mass, depth, numbers, levels, steps, RULE: tl.con
         level = rho * level + pace
         lowest, highest = tl.minimum(lowest, level), tl.maximum(highest, level)
     boost = most * largest * highest
-    flag = (left_out(z, slope, mass, depth, lowest, boost) > LOST).to(tl.int32)
+    # an error of a normaliser is felt by the next ones, boost times as much at most
+    felt = (1.0 + boost) * (1.0 + boost)
+    flag = (left_out(z, slope, mass, depth, lowest, boost) * felt > LOST).to(tl.int32)
     gain = most * weight(z, slope, log_mass, kept, RULE)
     y = z * slope
     seen = tl.zeros_like(z)
@@ -104,8 +106,8 @@ def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexp
             q = tl.exp(y)
             lower = missed(q, tl.maximum(n - 1, 0))
             pull = gain * tl.where(n > 0, lower * tl.maximum(1.0 - q, 0.0), 1.0)
-            residual = a - eta + pull - y
-            residual = tl.where((y <= LEAST) & (residual < 0), 0.0, residual)  # what weighs nothing holds up nobody
+            # what weighs nothing holds up nobody
+            residual = tl.where(a + gain - eta < LEAST, 0.0, a - eta + pull - y)
             tilt = 1.0 / (1.0 + gain * n.to(tl.float32) * lower * q)
             over = (tl.sum(q.to(tl.float64)) - 1.0).to(tl.float32)
             drift = tl.sum((q * tilt * residual).to(tl.float64)).to(tl.float32)
@@ -115,8 +117,30 @@ def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexp
                 eta += delta
                 y = tl.minimum(tl.maximum(y + (residual - delta) * tilt, LEAST), 0.0)
             rounds += 1
-        flag = tl.where(off <= 2e-5, 0, 1)  # and where it is no number
+        if not (off <= 2e-5):  # strong coverage: slower, and sure
+            low = tl.log(tl.sum(tl.exp(a).to(tl.float64))).to(tl.float32)
+            left, right = low, low + boost
+            eta, moving, rounds = right, left == left, 0
+            while moving & (rounds < SEARCHES):
+                q = tl.exp(implicit(a - eta, gain, n, boost))
+                tilt = 1.0 + gain * n.to(tl.float32) * q * missed(q, tl.maximum(n - 1, 0))
+                eta, left, right, moving = approach(
+                    eta, left, right, tl.sum(q.to(tl.float64)), tl.sum((q / tilt).to(tl.float64))
+                )
+                rounds += 1
+            y = implicit(a - eta, gain, n, boost)
     return y, eta, flag
+
+
+@triton.jit
+def approach(eta, left, right, mass, felt):
+    """(η, bracket, whether it moved): a Newton step on log Σ q(η) = 0, or a bisection where that leaves the bracket."""
+    error = tl.log(mass).to(tl.float32)
+    left, right = tl.where(error >= 0, eta, left), tl.where(error <= 0, eta, right)
+    better = eta + error * (mass / felt).to(tl.float32)
+    better = tl.where((better >= left) & (better <= right), better, (left + right) / 2)
+    moving = (tl.abs(error) > 1e-6) & (tl.abs(better - eta) > 1e-7 * tl.abs(eta))
+    return tl.where(moving, better, eta), left, right, moving
 
 
 @triton.jit
@@ -125,20 +149,24 @@ def sweep_climb(
     RULE: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
 ):  # fmt: skip
     """η = max(log q_J + L_J), the levels written down: one sweep for each step."""
-    log_mass, _, _ = begin(mass, numbers, levels, RULE)
+    log_mass, largest, pace = begin(mass, numbers, levels, RULE)
+    boost = reward(numbers)[1] * largest * pace * steps
     peak = log_mass * 0.0
     for j in range(steps):
         tl.debug_barrier()  # what one thread writes down all others read
-        peak = log_mass * 0.0 - float("inf")
-        found = tl.full([], 0.0, tl.float64)
+        if boost > STRONG:
+            highest = tl.zeros([TILE], tl.float32) - float("inf")
+            for tile in range(NT):
+                ids, x = load_tile(row_at, tile, size, TILE)
+                y = climb(x - best, among(x, ids, cut, tie), slope, numbers, levels, j + 1, RULE)
+                highest = tl.maximum(highest, tl.where(ids < size, y, -float("inf")))
+            peak = tl.max(highest)
+        found = tl.zeros([TILE], tl.float64)  # one sum over threads in the end, not one for each tile
         for tile in range(NT):
             ids, x = load_tile(row_at, tile, size, TILE)
             y = climb(x - best, among(x, ids, cut, tie), slope, numbers, levels, j + 1, RULE)
-            y = tl.where(ids < size, y, -float("inf"))
-            top = tl.maximum(tl.maximum(peak, tl.max(y)), -1e30)
-            found = found * tl.exp(peak - top) + tl.sum(tl.exp(y - top).to(tl.float64))
-            peak = top
-        tl.store(levels + FIRST + 1 + j, peak + tl.log(found).to(tl.float32))
+            found += tl.where(ids < size, tl.exp(y - peak), 0.0).to(tl.float64)
+        tl.store(levels + FIRST + 1 + j, peak + tl.log(tl.sum(found)).to(tl.float32))
     tl.debug_barrier()
     return peak
 
@@ -150,31 +178,25 @@ def sweep_optimum(
     """η: Newton's method on log Σ q(η) = 0, with bisection wherever it leaves the bracket."""
     _, largest, _ = begin(mass, numbers, levels, RULE)
     tl.debug_barrier()
-    _, most, n = reward(numbers)
-    low = tl.full([], 0.0, tl.float64)
+    lam, most, n = reward(numbers)
+    low = tl.zeros([TILE], tl.float64)
     for tile in range(NT):
         ids, x = load_tile(row_at, tile, size, TILE)
-        a, _ = pulled(x - best, among(x, ids, cut, tie), slope, numbers, levels, RULE)
-        low += tl.sum(tl.exp(a).to(tl.float64))
-    left = tl.log(low).to(tl.float32)
-    right = left + most / tl.load(numbers + LAM) * largest
+        low += tl.exp((x - best) * (1.0 / lam + slope)).to(tl.float64)
+    left = tl.log(tl.sum(low)).to(tl.float32)
+    right = left + most / lam * largest
     eta = right
     moving = left == left
     rounds = 0
     while moving & (rounds < SEARCHES):
-        full, felt = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+        sums, shares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
         for tile in range(NT):
             ids, x = load_tile(row_at, tile, size, TILE)
-            a, gain = pulled(x - best, among(x, ids, cut, tie), slope, numbers, levels, RULE)
-            q = tl.where(ids < size, tl.exp(implicit(a - eta, gain, n)), 0.0)
+            a, gain, most_gain = pulled(x - best, among(x, ids, cut, tie), slope, numbers, levels, RULE)
+            q = tl.where(ids < size, tl.exp(implicit(a - eta, gain, n, most_gain)), 0.0)
             tilt = 1.0 + gain * n.to(tl.float32) * q * missed(q, tl.maximum(n - 1, 0))
-            full += tl.sum(q.to(tl.float64))
-            felt += tl.sum((q / tilt).to(tl.float64))
-        error = tl.log(full).to(tl.float32)
-        left, right = tl.where(error >= 0, eta, left), tl.where(error <= 0, eta, right)
-        better = eta + error * (full / felt).to(tl.float32)
-        better = tl.where((better >= left) & (better <= right), better, (left + right) / 2)
-        moving = (tl.abs(error) > 1e-6) & (tl.abs(better - eta) > 1e-7 * tl.abs(eta))
-        eta = tl.where(moving, better, eta)
+            sums += q.to(tl.float64)
+            shares += (q / tilt).to(tl.float64)
+        eta, left, right, moving = approach(eta, left, right, tl.sum(sums), tl.sum(shares))
         rounds += 1
     return eta

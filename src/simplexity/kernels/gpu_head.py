@@ -131,10 +131,13 @@ def solve_head(
     flag = tl.full([], 0, tl.int32)
     if tl.sum(sure.to(tl.int32)) == 0:  # ties at the best can leave the head empty
         flag = tl.full([], 1, tl.int32)
-    if KIND == TOP_K or ((KIND == BOK or KIND == BEST) and RULE == TOP_M):
+    if KIND == TOP_K:
         if tl.sum(sure.to(tl.int32)) < count:
             flag = tl.full([], 1, tl.int32)
         cut, tie = best_k(h, ids, count, bound, best)
+    if (KIND == BOK or KIND == BEST) and RULE == TOP_M:
+        if tl.sum(sure.to(tl.int32)) > count:  # otherwise the whole head is among the m best, and nothing else matters
+            cut, tie = best_k(h, ids, count, bound, best)
     if KIND == TOP_P:
         e = tl.where(sure, tl.exp2((h - best) * (mass_slope * LOG2E)), 0.0).to(tl.float64)
         needed = share * mass

@@ -16,7 +16,7 @@ q is a function of the score and of a few numbers of its row, so every kernel co
 import triton
 import triton.language as tl
 
-from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM
+from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward
 from simplexity.kernels.gpu_coverage_rows import begin
 from simplexity.kernels.gpu_head import head_groups, solve_head
 from simplexity.kernels.gpu_sweep import has_nan, sweep_row
@@ -137,24 +137,23 @@ def solve(
             peak = tl.load(peaks + row * NG + g, mask=g < NG, other=-float("inf"))
             count = tl.minimum(tl.load(k + row * k_stride), size)
             share = tl.load(p + row * p_stride)
-            reach = 7.0 / mass_slope  # e^−7 of the best: deep enough for most nuclei
-            depth = reach
-            if KIND == TOP_P:
-                depth = 16.0 / mass_slope
-            if KIND == BOK:
-                _, _, pace = begin(total, numbers, levels, RULE)
-                reach, depth = 9.0 / pace, 18.0 / pace
-            if KIND == BEST:  # what is left out must weigh 1e−6 at most
-                lam_own = tl.load(numbers + LAM)
-                boost = tl.load(numbers + BETA) * tl.load(numbers + DRAWS)
-                reach = lam_own * (14.0 + boost + tl.log(total).to(tl.float32))
-                depth = reach
+            # how deep below the best a head must reach: for a first try, and at most
+            reach, depth = 7.0 / mass_slope, 16.0 / mass_slope
             if KIND == TOP_K:
-                reach = float("inf")
+                reach, depth = float("inf"), float("inf")
             if KIND == SPARSEMAX:
-                reach = 1.0 / slope
+                reach, depth = 1.0 / slope, 1.0 / slope
             if KIND == ENTMAX:
-                reach = 2.0 / slope
+                reach, depth = 2.0 / slope, 2.0 / slope
+            if KIND == BOK:
+                _, largest, pace = begin(total, numbers, levels, RULE)
+                boost = reward(numbers)[1] * largest * pace * STEPS
+                reach = (7.0 + boost) / pace
+                depth = (14.0 + 3.0 * boost + tl.log(total).to(tl.float32)) / pace
+            if KIND == BEST:  # what is left out must weigh 1e−6 at most
+                boost = tl.load(numbers + BETA) * tl.load(numbers + DRAWS)
+                reach = tl.load(numbers + LAM) * (14.0 + boost + tl.log(total).to(tl.float32))
+                depth = reach
             flag = tl.full([], 1, tl.int32)
             slots = chosen + row * GROUPS
             token = tl.full([], 0, tl.int32)

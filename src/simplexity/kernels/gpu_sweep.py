@@ -27,15 +27,15 @@ from simplexity.kernels.gpu_weights import (
 @triton.jit
 def above_cut(row_at, size, cut, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
     """How many entries of the row lie above the cut, or what Σ exp(slope·x) they have."""
-    found = tl.full([], 0.0, tl.float64)
+    found = tl.zeros([TILE], tl.float64)  # one sum over threads in the end, not one for each tile
     for tile in range(NT):
         _, x = load_tile(row_at, tile, size, TILE)
         if MASS:
             e = tl.exp2((x - best) * (slope * LOG2E))
-            found += tl.sum(tl.where(x > cut, e, 0.0).to(tl.float64))
+            found += tl.where(x > cut, e, 0.0).to(tl.float64)
         else:
-            found += tl.sum((x > cut).to(tl.float64))
-    return found
+            found += tl.where(x > cut, 1.0, 0.0).to(tl.float64)
+    return tl.sum(found)
 
 
 @triton.jit
@@ -73,18 +73,19 @@ def sweep_threshold(row_at, size, best, slope, KIND: tl.constexpr, TILE: tl.cons
     moved = tl.full([], 1.0, tl.float64)
     rounds = 0
     while (moved > 1e-9) & (rounds < 64):
-        first, second = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+        ones, twos = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
         for tile in range(NT):
             _, x = load_tile(row_at, tile, size, TILE)
             z = ((x - best) * slope).to(tl.float64)
             if KIND == SPARSEMAX:
                 above = tl.maximum(z - eta, 0.0)
-                first += tl.sum(above)
-                second += tl.sum((above > 0).to(tl.float64))
+                ones += above
+                twos += (above > 0).to(tl.float64)
             else:
                 above = tl.maximum(z * 0.5 - eta, 0.0)
-                first += tl.sum(above * above)
-                second += tl.sum(above)
+                ones += above * above
+                twos += above
+        first, second = tl.sum(ones), tl.sum(twos)
         if KIND == SPARSEMAX:
             moved = (first - 1.0) / second
         else:
