@@ -43,8 +43,9 @@ SPECS = [
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     if not GPU:
-        for name, value in {"TILE": 128, "GROUP": 8, "GROUPS": 8, "NARROW": 4}.items():
+        for name, value in {"TILE": 128, "GROUP": 8, "GROUPS": 8}.items():
             monkeypatch.setattr(gpu, name, value)
+        monkeypatch.setattr(gpu, "NARROW", {kind: (4, min(packed, 16)) for kind, (_, packed) in gpu.NARROW.items()})
 
 
 def awkward(size: int) -> torch.Tensor:

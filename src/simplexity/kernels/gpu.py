@@ -16,7 +16,8 @@ from simplexity.kernels.plans import RULES, Plan
 rows: Any = gpu_rows
 
 TILE, TILE_WARPS, ROW_WARPS = 4096, 8, 8  # the fastest of those tried on an H200
-GROUP, GROUPS, NARROW = rows.GROUP, rows.GROUPS, rows.NARROW
+GROUP, GROUPS = rows.GROUP, rows.GROUPS
+NARROW = {kind.value: sizes for kind, sizes in rows.NARROW.items()}
 KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4, "bok": 5, "bok exact": 6, "two models": 7}
 
 
@@ -113,6 +114,7 @@ def _run(
     warps, row_warps = (TILE_WARPS, ROW_WARPS) if tile >= 1024 else (4, 4)
     group, groups = min(GROUP, tile), min(GROUPS, 1 << (-(-size // min(GROUP, tile)) - 1).bit_length())
     cells, per_tile = batch * tiles, tile // group
+    narrow, packed = NARROW.get(task.kind, (1, 0))
     head = plan.kind not in ("softmax", "two models")
     floats = torch.empty(cells * (2 + per_tile * head) + batch * groups * head, dtype=torch.float32, device=device)
     maxima, sums, peaks = floats[:cells], floats[cells : 2 * cells], floats[2 * cells : (2 + per_tile * head) * cells]
@@ -136,7 +138,8 @@ def _run(
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *p, *k, u, *seed, *at, *task.coverage,
             maxima, sums, peaks, chosen, scalars, tokens, log_q, status, flags,
             KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile,
-            NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(NARROW, groups), DRAW=draw,
+            NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
+            PACK=packed if tiles * per_tile >= 2 * packed else 0, DRAW=draw,
             SEEDED=uniforms is None, SCALARS=task.scalars, num_warps=row_warps,
         )  # fmt: skip
     return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, floats, scalars)

@@ -76,7 +76,7 @@ def climb_head(z, kept, slope, mass, depth, numbers, levels, steps, RULE: tl.con
             y = z * (slope + level) + gain * seen
             if boost > STRONG:
                 shift = tl.max(y)
-            norm = shift + tl.log(tl.sum(tl.exp(y - shift).to(tl.float64))).to(tl.float32)
+            norm = shift + tl.log(tl.sum(tl.exp(y - shift)))
             tl.store(levels + FIRST + 1 + j, norm)
     return y - shift, shift, flag
 
@@ -109,10 +109,10 @@ def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexp
             # what weighs nothing holds up nobody
             residual = tl.where(a + gain - eta < LEAST, 0.0, a - eta + pull - y)
             tilt = 1.0 / (1.0 + gain * n.to(tl.float32) * lower * q)
-            over = (tl.sum(q.to(tl.float64)) - 1.0).to(tl.float32)
-            drift = tl.sum((q * tilt * residual).to(tl.float64)).to(tl.float32)
+            over = tl.sum(q) - 1.0
+            drift = tl.sum(q * tilt * residual)
             off = tl.max(tl.abs(residual) / (1.0 - y)) + tl.abs(over)
-            delta = (over + drift) / tl.sum((q * tilt).to(tl.float64)).to(tl.float32)
+            delta = (over + drift) / tl.sum(q * tilt)
             if off > 2e-6:
                 eta += delta
                 y = tl.minimum(tl.maximum(y + (residual - delta) * tilt, LEAST), 0.0)

@@ -25,33 +25,75 @@ from simplexity.kernels.gpu_weights import (
 
 
 @triton.jit
-def head_groups(peak, best, reach, GROUPS: tl.constexpr):
-    """A cut above which at most GROUPS groups have their maximum: `reach` below the best, or less deep."""
+def counts_above(x, a, b, c, d):
+    """How many entries of x lie above each of four numbers: one sum for four, 16 bits each."""
+    one = tl.full([], 1, tl.int64)
+    packed = tl.where(x > a, one, 0) + tl.where(x > b, one << 16, 0)
+    packed += tl.where(x > c, one << 32, 0) + tl.where(x > d, one << 48, 0)
+    found = tl.sum(packed)
+    mask = 0xFFFF
+    return found & mask, (found >> 16) & mask, (found >> 32) & mask, (found >> 48) & mask
+
+
+@triton.jit
+def narrower(x, low, high, a, b, c, d, least, most):
+    """(low, high, found): the part of a bracket in which at most `most` entries of x begin to lie above."""
+    na, nb, nc, nd = counts_above(x, a, b, c, d)
+    low = tl.where(nd > most, d, tl.where(nc > most, c, tl.where(nb > most, b, tl.where(na > most, a, low))))
+    count = tl.where(nd <= most, nd, 0)
+    high = tl.where(nd <= most, d, high)
+    high, count = tl.where(nc <= most, c, high), tl.where(nc <= most, nc, count)
+    high, count = tl.where(nb <= most, b, high), tl.where(nb <= most, nb, count)
+    high, count = tl.where(na <= most, a, high), tl.where(na <= most, na, count)
+    return low, high, (count >= least).to(tl.int32)
+
+
+@triton.jit
+def cut_between(x, low, high, least, most):
+    """A number above which `least` to `most` entries of x lie, or where ties allow none, fewer.
+
+    More than `most` lie above `low`, fewer than `least` above `high`. Five parts a round: equal ones first, then, for
+    what these do not tell apart, by the order of the floats.
+    """
+    found, rounds = tl.full([], 0, tl.int32), 0
+    while (found == 0) & (rounds < 6):
+        part = tl.where(low > -1e30, (high - low) * 0.2, 0.0)
+        low, high, found = narrower(
+            x, low, high, low + part, low + 2 * part, low + 3 * part, low + 4 * part, least, most
+        )
+        rounds += 1
+    left, right = key(low), key(high)
+    while (found == 0) & (right - left > 1):
+        part = tl.maximum((right - left) // 5, 1)
+        a, b = left + part, tl.minimum(left + 2 * part, right)
+        c, d = tl.minimum(left + 3 * part, right), tl.minimum(left + 4 * part, right)
+        low, high, found = narrower(x, low, high, unkey(a), unkey(b), unkey(c), unkey(d), least, most)
+        left, right = key(low), key(high)
+    return high
+
+
+@triton.jit
+def head_groups(peak, best, reach, span, least, GROUPS: tl.constexpr):
+    """A cut above which at most GROUPS groups have their maximum: `reach` below the best, or less deep.
+
+    `span`: a guess at how deep it may lie.
+    """
     cut = best - reach
     if tl.sum((peak > cut).to(tl.int32)) > GROUPS:
-        low, high = key(cut), key(best)  # too many above low
-        count = 0
-        while (high - low > 1) & ((count <= GROUPS // 2) | (count > GROUPS)):
-            middle = low + (high - low) // 2
-            count = tl.sum((peak > unkey(middle)).to(tl.int32))
-            low = tl.where(count > GROUPS, middle, low)
-            high = tl.where(count > GROUPS, high, middle)
-        cut = unkey(high)
+        low = tl.maximum(best - span, cut)
+        low = tl.where(tl.sum((peak > low).to(tl.int32)) > GROUPS, low, cut)
+        cut = cut_between(peak, low, best, least, GROUPS)
     return cut
 
 
 @triton.jit
 def best_k(h, ids, kept, bound, best):
     """(cut, last tied id): the value of the k-th best entry, and the last id kept among those equal to it."""
-    low, high = key(bound), key(best)  # at least k entries lie above low, fewer than k above high
-    more, fewer = tl.sum((h > bound).to(tl.int32)), 0
-    while (high - low > 1) & (more - fewer > 1):
-        middle = low + (high - low) // 2
-        above = tl.sum((h > unkey(middle)).to(tl.int32))
-        enough = above >= kept
-        low, more = tl.where(enough, middle, low), tl.where(enough, above, more)
-        high, fewer = tl.where(enough, high, middle), tl.where(enough, fewer, above)
-    cut = tl.max(tl.where(h <= unkey(high), h, -float("inf")))  # one value is left between the two
+    # at most `kept` lie above this number, fewer only where the k-th best is tied with the next
+    above = cut_between(h, bound, best, kept, kept)
+    enough = tl.sum((h > above).to(tl.int32)) == kept
+    # the k-th best itself: the least of exactly k, or the value at which ties begin
+    cut = tl.where(enough, tl.min(tl.where(h > above, h, float("inf"))), above)
     room = kept - tl.sum((h > cut).to(tl.int32))
     tied = h == cut
     order = tl.cumsum(tied.to(tl.int32), 0)
@@ -105,38 +147,58 @@ def threshold(z, KIND: tl.constexpr):
 
 
 @triton.jit
-def solve_head(
-    at, size, peak, g, bound, best, slope, mass_slope, count, share, mass, u, slots, numbers, levels, steps,
-    KIND: tl.constexpr, RULE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """(cut, last tied id, η, flag, mass, token, log q) from the groups with a maximum above `bound`, at most GROUPS.
-
-    Of the entries above the bound none is missing; the flag says that they do not suffice.
-    """
+def gather(at, size, peak, g, bound, groups, slots, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    """(scores, ids, whether above `bound`, how many are) of the `groups` with a maximum above it; ids ascend."""
     hot = peak > bound
     place = tl.cumsum(hot.to(tl.int32), 0) - 1
     tl.debug_barrier()  # an earlier, narrower head may still be reading
     tl.store(slots + place, g, mask=hot & (place < GROUPS))
     tl.debug_barrier()
     lane = tl.arange(0, GROUPS * GROUP)
-    held = (lane // GROUP) < tl.sum(hot.to(tl.int32))
+    held = (lane // GROUP) < groups
     ids = tl.load(slots + lane // GROUP, mask=held, other=0) * GROUP + lane % GROUP
     held = held & (ids < size)
     h = tl.load(at + ids, mask=held, other=-float("inf")).to(tl.float32)
-    ids = tl.where(held, ids, 2147483647)
-    sure = h > bound
+    return h, tl.where(held, ids, 2147483647), h > bound, tl.sum((h > bound).to(tl.int32))
+
+
+@triton.jit
+def pack(h, ids, sure, number, room, PACK: tl.constexpr):
+    """(scores, ids, whether there is one) of the `number` sure entries side by side, written down at `room`."""
+    place = tl.cumsum(sure.to(tl.int32), 0) - 1
+    fits = sure & (place < PACK)
+    tl.debug_barrier()  # all have read what lies there
+    tl.store(room + place, h, mask=fits)
+    tl.store(room + PACK + place, ids.to(tl.float32, bitcast=True), mask=fits)
+    tl.debug_barrier()
+    lane = tl.arange(0, PACK)
+    held = lane < number
+    packed = tl.load(room + lane, mask=held, other=-float("inf"))
+    names = tl.load(room + PACK + lane, mask=held, other=0.0).to(tl.int32, bitcast=True)
+    return packed, tl.where(held, names, 2147483647), held
+
+
+@triton.jit
+def solve_head(
+    h, ids, sure, number, bound, best, slope, mass_slope, count, share, mass, u, numbers, levels, steps,
+    KIND: tl.constexpr, RULE: tl.constexpr,
+):  # fmt: skip
+    """(cut, last tied id, η, flag, mass, token, log q) from the `number` scores above `bound`.
+
+    Of the entries above the bound none is missing; the flag says that they do not suffice.
+    """
     cut = -float("inf")
     tie = tl.full([], 2147483647, tl.int32)
     eta = 0.0
     flag = tl.full([], 0, tl.int32)
-    if tl.sum(sure.to(tl.int32)) == 0:  # ties at the best can leave the head empty
+    if number == 0:  # ties at the best can leave the head empty
         flag = tl.full([], 1, tl.int32)
     if KIND == TOP_K:
-        if tl.sum(sure.to(tl.int32)) < count:
+        if number < count:
             flag = tl.full([], 1, tl.int32)
         cut, tie = best_k(h, ids, count, bound, best)
     if (KIND == BOK or KIND == BEST) and RULE == TOP_M:
-        if tl.sum(sure.to(tl.int32)) > count:  # otherwise the whole head is among the m best, and nothing else matters
+        if number > count:  # otherwise the whole head is among the m best, and nothing else matters
             cut, tie = best_k(h, ids, count, bound, best)
     if KIND == TOP_P:
         e = tl.where(sure, tl.exp2((h - best) * (mass_slope * LOG2E)), 0.0).to(tl.float64)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward
 from simplexity.kernels.gpu_coverage_rows import begin
-from simplexity.kernels.gpu_head import head_groups, solve_head
+from simplexity.kernels.gpu_head import gather, head_groups, pack, solve_head
 from simplexity.kernels.gpu_sweep import has_nan, sweep_row
 from simplexity.kernels.gpu_weights import (
     BEST,
@@ -38,7 +38,9 @@ from simplexity.kernels.gpu_weights import (
 
 SCALARS = 5  # numbers a row keeps: best, cut, last tied id, multiplier, mass; then its levels
 GROUP = 64  # neighbouring tokens that share a maximum: 1.6% of the logits
-GROUPS, NARROW = 128, 32  # groups of a head, and of the narrow one that is tried first
+GROUPS = 128  # groups of a head
+# groups of the narrow one that is tried first, and tokens of it that are worth moving together for what follows
+NARROW = {TOP_P: (32, 0), SPARSEMAX: (32, 0), ENTMAX: (32, 0), BEST: (32, 256), BOK: (64, 256), TOP_K: (64, 256)}
 
 
 @triton.jit
@@ -83,7 +85,7 @@ def solve(
     tokens, log_q, status, flags,
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
     NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    NARROW: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
+    NARROW: tl.constexpr, PACK: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
 ):  # fmt: skip
     """K2: one row from its tiles."""
     row = tl.program_id(0)
@@ -158,18 +160,33 @@ def solve(
             slots = chosen + row * GROUPS
             token = tl.full([], 0, tl.int32)
             log_weight = tl.full([], 0.0, tl.float64)
-            # most rows need few groups: a narrow head first, one tile only where that does not do
-            bound = best - reach
-            if tl.sum((peak > bound).to(tl.int32)) <= NARROW:
-                cut, tie, eta, flag, total, token, log_weight = solve_head(
-                    at, size, peak, g, bound, best, slope, mass_slope, count, share, total, u, slots,
-                    numbers, levels, STEPS, KIND, RULE, NARROW, GROUP,
-                )  # fmt: skip
+            # most rows need few groups, and few tokens of these: one tile only where that does not do
+            bound, least, span = best - reach, GROUPS // 2, depth
+            if KIND == TOP_K:
+                span = 2.0 * (best - tl.min(tl.where(t < NT, m, best)))
+                least = tl.minimum(count, GROUPS)
+                bound = head_groups(peak, best, reach, span, tl.minimum(count, NARROW), NARROW)
+            groups = tl.sum((peak > bound).to(tl.int32))
+            if groups <= NARROW:
+                near, near_ids, close, number_close = gather(at, size, peak, g, bound, groups, slots, NARROW, GROUP)
+                if PACK == 0:
+                    cut, tie, eta, flag, total, token, log_weight = solve_head(
+                        near, near_ids, close, number_close, bound, best, slope, mass_slope, count, share, total, u,
+                        numbers, levels, STEPS, KIND, RULE,
+                    )  # fmt: skip
+                elif number_close <= PACK:
+                    few, few_ids, held = pack(near, near_ids, close, number_close, peaks + row * NG, PACK)
+                    cut, tie, eta, flag, total, token, log_weight = solve_head(
+                        few, few_ids, held, number_close, bound, best, slope, mass_slope, count, share, total, u,
+                        numbers, levels, STEPS, KIND, RULE,
+                    )  # fmt: skip
             if flag != 0:
-                bound = head_groups(peak, best, depth, GROUPS)
+                bound = head_groups(peak, best, depth, span, least, GROUPS)
+                groups = tl.minimum(tl.sum((peak > bound).to(tl.int32)), GROUPS)
+                h, ids, sure, number_sure = gather(at, size, peak, g, bound, groups, slots, GROUPS, GROUP)
                 cut, tie, eta, flag, total, token, log_weight = solve_head(
-                    at, size, peak, g, bound, best, slope, mass_slope, count, share, total, u, slots,
-                    numbers, levels, STEPS, KIND, RULE, GROUPS, GROUP,
+                    h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total, u,
+                    numbers, levels, STEPS, KIND, RULE,
                 )  # fmt: skip
             if flag != 0:
                 cut, tie, eta, masses = sweep_row(
