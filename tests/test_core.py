@@ -237,6 +237,7 @@ LAYERS = [
     {"explaining", "models", "engines"},
     {"comparing"},
     {"show"},
+    {"evaluation"},
     {"cli"},
 ]
 

@@ -142,6 +142,15 @@ def test_rows_that_cannot_be_solved():
         assert written[:3].sum() == 0
 
 
+@pytest.mark.parametrize("spec", ["bok:beta=20,k=64,lam=0.5", "bok:solver=exact,beta=3,k=32,weights=top-m"])
+def test_strong_coverage_on_a_head_that_holds_everything(monkeypatch, spec):
+    monkeypatch.setattr(gpu, "GROUPS", 128)
+    x = awkward(60)
+    written, drawn = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
+    assert not drawn.swept.any()
+    assert 0.5 * (written.cpu().double() - decoder(spec).distribution(x.double())).abs().sum(-1).max() < 1e-5
+
+
 def test_coverage_by_rows():
     x = awkward(SIZES[-1])[:3]
     rows = {"temperature": [0.5, 1.0, 2.0], "k": [1, 7, 30], "beta": [0.1, 1.0, 5.0], "lam": [0.0, 0.3, 1.0]}

@@ -116,6 +116,7 @@ def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexp
             if off > 2e-6:
                 eta += delta
                 y = tl.minimum(tl.maximum(y + (residual - delta) * tilt, LEAST), 0.0)
+                y = tl.where(a + gain - eta < LEAST, LEAST, y)
             rounds += 1
         if not (off <= 2e-5):  # strong coverage: slower, and sure
             low = tl.log(tl.sum(tl.exp(a).to(tl.float64))).to(tl.float32)

@@ -1,0 +1,1 @@
+"""Evaluation: tasks with their graders, runs that survive a crash, scores with intervals, reports."""

@@ -1,0 +1,1 @@
+"""Graders: what a text's answer is, and whether it is right."""
