@@ -213,6 +213,14 @@ class TestOnTheGPU:
         mask[:, 0] = True
         assert decoder(spec).sample(x.cuda(), context=Context(mask=mask)).tolist() == [0] * 7
 
+    def test_two_models_through_the_decoder(self):
+        x, other = awkward(32_003)[:4].cuda(), awkward(32_003).flip(0)[3:].cuda()
+        chosen, seeds = decoder("kl:lam=0.7,temperature=1.3"), torch.arange(4)
+        on_gpu = chosen.sample(x, seeds=seeds.cuda(), context=Context(other=other))
+        assert torch.equal(on_gpu.cpu(), chosen.sample(x.cpu(), seeds=seeds, context=Context(other=other.cpu())))
+        with pytest.raises(ValueError, match=r"context\.other"):
+            chosen.sample(x, context=Context(other=other[:, :-1]))
+
     def test_bad_rows_raise(self):
         x = awkward(1000).cuda()
         x[2, 3] = torch.nan

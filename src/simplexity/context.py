@@ -37,6 +37,10 @@ class Context:
             )
         return scores.masked_fill(~self.mask, -torch.inf)
 
+    def fits(self, scores: Tensor) -> bool:
+        """Whether the other model's logits are given and have the shape of the scores."""
+        return self.other is not None and _fits(self.other, scores)
+
     def other_like(self, scores: Tensor) -> Tensor | None:
         """The other model's logits, in the dtype and on the device of the scores."""
         if self.other is not None and not _fits(self.other, scores):

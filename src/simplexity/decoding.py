@@ -194,7 +194,8 @@ class Decoder(ABC):
         context: Context | None,
     ) -> tuple[Tensor, Tensor] | None:
         """(tokens, status) by a fused kernel, from the scores as they are; None where none knows this decoder."""
-        special = context is not None and (context.mask is not None or context.other is not None)
+        other = None if context is None else context.other
+        special = context is not None and (context.mask is not None or (other is not None and not context.fits(scores)))
         special = special or self.entropy is not None or self.effective_temperature is not None
         if special or scores.ndim == 0 or scores.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return None
@@ -202,12 +203,14 @@ class Decoder(ABC):
         probe = scores.new_empty((*rows, 1), dtype=torch.float32)  # what is asked does not depend on the scores
         columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
         decoder = self._with({name: per_row(value, probe, name) for name, value in columns.items()})
-        problem = decoder.problem(probe)
+        problem = decoder.problem(probe, None if other is None else Context(other=probe.clone()))
         if problem.scores is not probe:
             return None
         plan = gpu_plan(scores, problem, decoder.method(problem))
         if plan is None:
             return None
+        if plan.other is not None and other is not None:
+            plan = replace(plan, other=other.detach().to(scores.device))
         check_draw(rows, generator, seeds, step)
         if seeds is None:
             u, own = uniforms(rows, scores.device, generator).reshape(-1), None
