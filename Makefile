@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-gpu lint format bench clean
+.PHONY: demo test test-slow test-gpu lint format bench clean
 
 demo: $(INSTALLED)  ## a small language model under every decoder; leaves report.html and report.png behind
 	$(BIN)/simplexity compare "Write a short poem about the moon." --seed 1 -n 4 --max-tokens 48 \
@@ -11,6 +11,9 @@ demo: $(INSTALLED)  ## a small language model under every decoder; leaves report
 
 test: $(INSTALLED)  ## every test, doctests and the README's code included
 	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED)  ## what takes minutes: every canonical solution, kill -9 at ten moments, a Ray cluster
+	$(BIN)/python -m pytest -m slow
 
 test-gpu:  ## the Triton kernels in full, with the Python that has torch for your GPU
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_kernels_gpu.py

@@ -234,7 +234,7 @@ LAYERS = [
     {"kernels"},
     {"targets", "specs", "decoding"},
     {"decoders"},
-    {"explaining", "models", "engines"},
+    {"explaining", "models", "engines", "options"},
     {"comparing"},
     {"show"},
     {"evaluation"},

@@ -24,8 +24,19 @@ from rich.text import Text
 
 import simplexity
 from simplexity.decoders import decoder, decoders
+from simplexity.evaluation import commands
 from simplexity.explaining import DEFAULT, ascent_path, explain_step
 from simplexity.files import FORMATS, check_writable, whole_file
+from simplexity.options import (
+    DecodersOption,
+    DeviceOption,
+    DtypeOption,
+    FileOption,
+    ModelOption,
+    PromptArgument,
+    RawOption,
+    SeedOption,
+)
 from simplexity.show import terminal
 from simplexity.specs import nearest
 
@@ -33,17 +44,6 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Decode language models by stated objectives: try decoders, compare them, see what they do.",
 )  # fmt: skip
-
-PromptArgument = Annotated[str | None, typer.Argument(help="the prompt; - or nothing: read it from standard input")]
-FileOption = Annotated[Path | None, typer.Option("--file", help="read the prompt from a file")]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="hub name, folder or GGUF file [default: the embedded SmolLM2-135M]")
-]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, … [default: cuda where there is one]")]
-DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16 [default: float32 on a CPU]")]
-RawOption = Annotated[bool, typer.Option("--raw", help="leave the prompt as it is: no chat template")]
-SeedOption = Annotated[int | None, typer.Option(help="the same seed gives the same texts [default: a new one]")]
-DecodersOption = Annotated[list[str] | None, typer.Option("--decoder", help="a decoder's spec; may be repeated")]
 
 
 def main() -> None:
@@ -217,6 +217,10 @@ def list_decoders(name: Annotated[str | None, typer.Argument(help="one decoder, 
     else:
         raise ValueError(f"unknown decoder {name!r}{nearest(name, sorted(known))}")
 
+
+app.command("evaluate")(commands.evaluate_command)
+app.command("report")(commands.report_command)
+app.command("reproduce")(commands.reproduce_command)
 
 SIMPLEX = ("greedy", "softmax", "top-k:k=2", "top-p:p=0.9", "sparsemax", "entmax", "bok", "bok:solver=exact")
 

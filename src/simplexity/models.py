@@ -31,17 +31,18 @@ class LanguageModel:
         """How many tokens prompt and answer may have together; None where the model does not say."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    def encode(self, prompts: Sequence[str], raw: bool = False) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], raw: bool = False, system: str | None = None) -> dict[str, Tensor]:
         """Token ids and attention mask `[n, length]`, padded on the left, on the model's device.
 
-        Each prompt is put through the model's chat template, as the one message of a user; `raw` leaves it as it is.
+        Each prompt is put through the model's chat template, as the one message of a user, after the `system` message
+        where there is one; `raw` leaves it as it is.
         """
         if not prompts:
             raise ValueError("give at least one prompt")
         for prompt in prompts:
             if not prompt.strip():
                 raise ValueError("the prompt is empty")
-        ids = [self._ids(prompt, raw) for prompt in prompts]
+        ids = [self._ids(prompt, raw, system) for prompt in prompts]
         length = max(map(len, ids))
         if self.context is not None and length >= self.context:
             raise ValueError(
@@ -58,12 +59,13 @@ class LanguageModel:
             mask[i, length - len(row) :] = 1
         return {"input_ids": table.to(self.model.device), "attention_mask": mask.to(self.model.device)}
 
-    def _ids(self, prompt: str, raw: bool) -> list[int]:
+    def _ids(self, prompt: str, raw: bool, system: str | None) -> list[int]:
         if raw:
             return self.tokenizer(prompt)["input_ids"]
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(f"{self.name} has no chat template: pass the prompt as it is (--raw)")
-        messages = [{"role": "user", "content": prompt}]
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": prompt})
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 

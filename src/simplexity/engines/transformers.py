@@ -45,8 +45,9 @@ NEUTRAL: dict[str, Any] = {
 
 @dataclass
 class Trace:
-    """What happened at each step, one entry of `[rows]` a step."""
+    """What happened at each step, one entry of `[rows]` a step, or of `every` so many."""
 
+    every: int = 1
     log_q: list[Tensor] = field(default_factory=list)
     log_p: list[Tensor] = field(default_factory=list)
     entropy: list[Tensor] = field(default_factory=list)
@@ -102,7 +103,7 @@ class DecoderProcessor(LogitsProcessor):
             tokens = self.decoder.mode(scores, context=context)
         else:
             tokens = self.decoder.sample(scores, self.generator, seeds, step, context)
-        if self.trace is not None:
+        if self.trace is not None and step % self.trace.every == 0:
             self.trace.add(self.decoder, scores, context, tokens)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
 
@@ -214,7 +215,7 @@ class Generated:
     settings: dict[str, Any]  # of the model's generation_config, not applied
     log_q: Tensor | None = None  # [rows, T], under the decoder; 0 after the end
     log_p: Tensor | None = None  # [rows, T], under the model at temperature 1
-    entropy: Tensor | None = None  # [rows, T], of q in nats
+    entropy: Tensor | None = None  # [rows, T], of q in nats; T/every columns where not every step was traced
     effective_temperature: Tensor | None = None
     best: Tensor | None = None  # [rows, T]: the model's own best token was chosen
 
@@ -233,7 +234,7 @@ def generate(
     seeds: Seeds | None = None,
     generator: torch.Generator | None = None,
     mode: bool = False,
-    trace: bool = False,
+    trace: bool | int = False,
     streamer: Any = None,
     stop: Sequence[str] = (),
     tokenizer: Any = None,
@@ -243,7 +244,8 @@ def generate(
 
     seeds:   one for each prompt; sample i of a prompt then depends on its seed, i and its logits alone.
     mode:    take the mode of q at each step instead of drawing.
-    trace:   also return log q and log p of every token, q's entropy and its effective temperature.
+    trace:   also return log q and log p of every token, q's entropy and its effective temperature; a number: of the
+             first token and every so many after it, because this costs as much as several draws.
     stop:    strings that end a text; they need the `tokenizer`.
     options: what else `model.generate` takes: attention_mask, stopping_criteria, …
     """
@@ -255,7 +257,7 @@ def generate(
             f"the prompt has {length} tokens and {max_new_tokens} are to be written, "
             f"but the model reads {context} at most"
         )
-    record = Trace() if trace else None
+    record = Trace(int(trace)) if trace else None
     own = options.get("logits_processor") or ()
     sampling = Sampling(decoder, seeds, streamer, own, generator=generator, mode=mode, trace=record)
     if stop:
@@ -286,8 +288,9 @@ def generate(
     after = torch.arange(tokens.shape[1], device=tokens.device) >= lengths.unsqueeze(-1)
     measured = {}
     for name in ("log_q", "log_p", "entropy", "effective_temperature", "best") if record is not None else ():
-        steps = getattr(record, name)[: tokens.shape[1]]  # a stop noticed late leaves more steps than tokens
-        measured[name] = torch.stack(steps, -1).masked_fill_(after, 0)
+        there = after[:, :: int(trace)]
+        steps = getattr(record, name)[: there.shape[1]]  # a stop noticed late leaves more steps than tokens
+        measured[name] = torch.stack(steps, -1).masked_fill_(there, 0)
     return Generated(tokens, lengths, finished, seconds, sampling.settings, **measured)
 
 

@@ -1,0 +1,179 @@
+"""The commands `evaluate`, `report` and `reproduce`: arguments in, progress and tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from simplexity.evaluation.plan import RunPlan, at_temperatures
+from simplexity.evaluation.presets import TABLES
+from simplexity.evaluation.run import Breakdown, Writer, evaluate
+from simplexity.evaluation.run import Progress as Told
+from simplexity.evaluation.task import Task
+from simplexity.evaluation.tasks import task
+from simplexity.options import DecodersOption, DeviceOption, DtypeOption, ModelOption, RawOption
+from simplexity.show import terminal
+from simplexity.specs import nearest
+
+Out = Annotated[Path, typer.Option("--out", help="the run's folder; a run that was stopped goes on there")]
+Samples = Annotated[int, typer.Option("-n", min=1, help="samples of each question")]
+Limit = Annotated[int | None, typer.Option(min=1, help="only the first so many questions")]
+Data = Annotated[Path | None, typer.Option(help="the questions, a .json or .jsonl file [default: from the hub]")]
+Batch = Annotated[int | None, typer.Option(min=1, help="rows written at once [default: 64, on a CPU 16, at least n]")]
+Tokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="tokens of an answer [default: the task's, 3072]")
+]
+Seed = Annotated[int, typer.Option(help="the same seed gives the same samples")]
+Allow = Annotated[bool, typer.Option("--allow-code-execution", help="run the programs the model writes, in a sandbox")]
+Ray = Annotated[str | None, typer.Option(help="spread over a Ray cluster: its address, auto, or local")]
+Controls = Annotated[bool, typer.Option(help="a softmax as sharp as each decoder that sharpens")]
+
+
+def evaluate_command(
+    name: Annotated[str, typer.Option("--task", help="math500, gsm8k, humaneval, gpqa-diamond")],
+    out: Out,
+    specs: DecodersOption = None,
+    temperatures: Annotated[
+        list[float] | None, typer.Option("--temperature", help="for every decoder; may be repeated")
+    ] = None,
+    n: Samples = 8,
+    seed: Seed = 0,
+    limit: Limit = None,
+    data: Data = None,
+    batch: Batch = None,
+    max_tokens: Tokens = None,
+    controls: Controls = True,
+    allow_code_execution: Allow = False,
+    raw: RawOption = False,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    ray: Ray = None,
+) -> None:
+    """Run decoders on a task and grade every sample; stopped at any moment, it goes on where it was."""
+    chosen = _task(name, allow_code_execution)
+    plan = RunPlan(
+        model, name, tuple(at_temperatures(list(specs or ["softmax"]), temperatures or [])), n, seed, limit,
+        None if data is None else str(data), _batch(batch, n, device), max_tokens or chosen.max_new_tokens, raw, dtype,
+        controls,
+    )  # fmt: skip
+    _go(plan, chosen, out, device, ray)
+
+
+def reproduce_command(
+    table: Annotated[str, typer.Argument(help="table1, table2 or table3 of the paper")],
+    out: Out,
+    n: Samples = 1,
+    seed: Seed = 0,
+    limit: Limit = None,
+    only: Annotated[list[str] | None, typer.Option("--task", help="only this task; may be repeated")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="task=file, for questions that are not from the hub")] = None,
+    batch: Batch = None,
+    max_tokens: Tokens = None,
+    controls: Controls = True,
+    allow_code_execution: Allow = False,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    ray: Ray = None,
+) -> None:
+    """Run a table of the paper: its decoders, temperatures and prompts; --model and --limit scale it down."""
+    if table not in TABLES:
+        raise ValueError(f"unknown table {table!r}{nearest(table, TABLES)}")
+    preset = TABLES[table]
+    for name in only or []:
+        if name not in preset.tasks:
+            raise ValueError(f"{table} has no task {name!r}{nearest(name, preset.tasks)}")
+    files = dict(_pair(entry, preset.tasks) for entry in data or [])
+    for name in only or preset.tasks:
+        chosen = _task(name, allow_code_execution)
+        plan = RunPlan(
+            model or preset.model, name, preset.decoders, n, seed, limit, files.get(name), _batch(batch, n, device),
+            max_tokens or chosen.max_new_tokens, dtype=dtype, controls=controls,
+        )  # fmt: skip
+        print(f"{name}: {preset.title}")
+        _go(plan, chosen, out / name, device, ray)
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run, or one that holds several")],
+    out: Annotated[Path | None, typer.Option(help="where to write it [default: into that folder]")] = None,
+) -> None:
+    """Write a run's report: Markdown, a self-contained page, and figures."""
+    from simplexity.evaluation.report import write_report
+
+    for path in write_report(folder, out or folder):
+        print(f"wrote {path}")
+
+
+def _task(name: str, allow_code_execution: bool) -> Task:
+    chosen: Any = task(name)
+    if chosen.runs_code:
+        if not allow_code_execution:
+            raise ValueError(f"{name} runs programs the model writes: pass --allow-code-execution to let it")
+        chosen.allow_code_execution = True
+    return chosen
+
+
+def _batch(batch: int | None, n: int, device: str | None) -> int:
+    import torch
+
+    usual = 64 if device != "cpu" and torch.cuda.is_available() else 16
+    return max(usual, n) if batch is None else batch
+
+
+def _pair(entry: str, tasks: tuple[str, ...]) -> tuple[str, str]:
+    name, _, file = entry.partition("=")
+    if name not in tasks or not file:
+        raise ValueError(f"--data: task=file with one of {', '.join(tasks)}, got {entry!r}")
+    return name, file
+
+
+def _go(plan: RunPlan, chosen: Task, out: Path, device: str | None, ray: str | None) -> None:
+    with _bars(plan) as told:
+        times = evaluate(plan, chosen, out, lambda: _writer(plan, chosen, device, ray), told)
+    print(_said(times))
+    print(f"records are in {out}; simplexity report {out} makes the tables")
+
+
+def _writer(plan: RunPlan, chosen: Task, device: str | None, ray: str | None) -> Writer:
+    if ray is not None:
+        from simplexity.evaluation.ray_writer import RayWriter
+
+        return RayWriter(plan, chosen.system, ray)
+    from simplexity.evaluation.writer import TransformersWriter
+    from simplexity.models import quiet_transformers
+
+    quiet_transformers()
+    return TransformersWriter(plan, chosen.system, device)
+
+
+def _said(times: Breakdown) -> str:
+    if not times.writing:
+        return "nothing was left to do"
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in times.shares().items())
+    return f"{times.writing + times.waiting:.0f} s: {shares}"
+
+
+@contextmanager
+def _bars(plan: RunPlan) -> Iterator[Told]:
+    """One bar a decoder, in batches, with the time that is left."""
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), *times)
+    console = terminal.console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bars: dict[str, Any] = {}
+
+        def planned(spec: str, done: int, left: int) -> None:
+            if not console.is_terminal:
+                console.print(f"{spec}: {left} batches to do, {done} done")
+            bars[spec] = progress.add_task(spec, total=done + left, completed=done)
+
+        finished: Callable[[str, int], None] = lambda spec, rows: progress.advance(bars[spec])  # noqa: E731
+        yield replace(Told(), planned=planned, finished=finished)

@@ -1,0 +1,254 @@
+"""Reports of runs: Markdown, one self-contained page and figures, in the layout of the paper's tables and ours."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from simplexity.decoders import decoder
+from simplexity.evaluation.intervals import Interval
+from simplexity.evaluation.presets import TABLES
+from simplexity.evaluation.summary import Line, Summary, summarise
+from simplexity.files import whole_file
+from simplexity.show.colours import colour
+from simplexity.show.figures import FAINT, GREY, INK, figure
+from simplexity.show.page import STYLE
+
+Rows = list[list[str]]
+
+
+def write_report(folder: Path, out: Path) -> list[Path]:
+    """Write report.md, report.html and a figure for each run found in the folder; their paths."""
+    folders = [folder] if (folder / "plan.json").exists() else sorted(p.parent for p in folder.glob("*/plan.json"))
+    if not folders:
+        raise ValueError(f"{folder} holds no run: there is no plan.json in it")
+    out.mkdir(parents=True, exist_ok=True)
+    parts, pages, paths = [], [], []
+    for run in folders:
+        summary = summarise(run)
+        name = f"{summary.plan.task}.png"
+        drawn = frontier_figure(summary)
+        sections = tables(summary)
+        parts.append(_markdown(summary, sections, name if drawn is not None else None))
+        image = b""
+        if drawn is not None:
+            buffer = io.BytesIO()
+            drawn.savefig(buffer, format="png")
+            image = buffer.getvalue()
+            with whole_file(out / name) as draft:
+                draft.write_bytes(image)
+            paths.append(out / name)
+        pages.append(_html(summary, sections, image))
+    absent = not_run(folder, folders)
+    for path, text in (
+        (out / "report.md", "\n\n".join([*parts, *absent]) + "\n"),
+        (out / "report.html", _page(pages, absent)),
+    ):
+        with whole_file(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def not_run(folder: Path, folders: Sequence[Path]) -> list[str]:
+    """What a table of the paper has and this folder has not."""
+    if folders == [folder]:
+        return []
+    there = {path.name for path in folders}
+    wanted = {name for table in TABLES.values() if there & set(table.tasks) for name in table.tasks}
+    return [f"Not run: {name}." for name in sorted(wanted - there)]
+
+
+def tables(summary: Summary) -> list[tuple[str, str, Rows]]:
+    """(title, note, rows with their head) of every table that the run can fill."""
+    found = [_by_temperature(summary), _by_steps(summary), _every_line(summary), _controls(summary), _areas(summary)]
+    return [table for table in found if table is not None]
+
+
+def _by_temperature(summary: Summary) -> tuple[str, str, Rows] | None:
+    """Tables 1 and 2 of the paper: methods down, temperatures across."""
+    asked = [line for line in summary.lines if line.asked and line.temperature is not None]
+    temperatures = sorted({line.temperature for line in asked if line.temperature is not None})
+    if len(temperatures) < 2:
+        return None
+    rows = [["accuracy, %", *(f"τ = {t:g}" for t in temperatures)]]
+    best = {t: max(line.accuracy.estimate for line in asked if line.temperature == t) for t in temperatures}
+    for family in dict.fromkeys(line.family for line in asked):
+        row = [f"`{family}`"]
+        for t in temperatures:
+            found = next((line for line in asked if line.family == family and line.temperature == t), None)
+            row.append("" if found is None else _bold(_percent(found.accuracy), found.accuracy.estimate == best[t]))
+        rows.append(row)
+    rows += _of_the_paper(summary)
+    return "Accuracy by temperature", "The best of each column in bold; 95% intervals over questions.", rows
+
+
+def _of_the_paper(summary: Summary) -> Rows:
+    """What the paper prints for the same model and task."""
+    for name, table in TABLES.items():
+        if name != "table3" and summary.plan.model == table.model and summary.plan.task in table.paper:
+            return [[f"paper: {method}", *map(str, row)] for method, row in table.paper[summary.plan.task].items()]
+    return []
+
+
+def _by_steps(summary: Summary) -> tuple[str, str, Rows] | None:
+    """Table 3 of the paper: gradient steps across."""
+    climbs: list[tuple[int, Line]] = []
+    for line in summary.lines:
+        made: Any = decoder(line.spec)
+        if line.asked and made.name == "bok" and made.solver == "mirror":
+            climbs.append((made.steps, line))
+    climbs.sort(key=lambda pair: pair[0])
+    if len({steps for steps, _ in climbs}) < 2:
+        return None
+    rows = [["gradient steps", *(str(steps) for steps, _ in climbs)]]
+    rows.append(["accuracy, %", *(_percent(line.accuracy) for _, line in climbs)])
+    rows.append(["seconds a text", *(f"{line.seconds:.2f}" for _, line in climbs)])
+    rows.append(["tokens a text", *(f"{line.tokens:.0f}" for _, line in climbs)])
+    rows.append(["effective temperature", *(_number(line.effective_temperature) for _, line in climbs)])
+    return "Steps of mirror ascent", "More steps are a lower temperature: see the last row.", rows
+
+
+def _every_line(summary: Summary) -> tuple[str, str, Rows]:
+    ks, n = summary.ks[1:], summary.plan.n
+    head = ["decoder", "accuracy, %", *(f"pass@{k}" for k in ks)]
+    head += [f"maj@{n}", "distinct answers"] if n > 1 else []
+    head += ["entropy of q", "effective τ", "tokens", "cut off", "seconds"]
+    rows = [head]
+    for line in summary.lines:
+        row = [f"`{line.spec}`" + ("" if line.asked else " (control)"), _percent(line.accuracy)]
+        row += [f"{100 * line.sampled.pass_at(k).mean:.1f}" for k in ks]
+        if n > 1:
+            row += [f"{100 * line.sampled.majority_at(n).mean:.1f}", f"{line.sampled.distinct().mean:.2f}"]
+        row += [f"{line.entropy:.3f}", _number(line.effective_temperature), f"{line.tokens:.0f}", f"{line.cut:.0%}"]
+        rows.append([*row, f"{line.seconds:.2f}"])
+    note = "The effective temperature is that of the softmax with the same entropy, mean over tokens."
+    return "Every decoder", note, rows
+
+
+def _controls(summary: Summary) -> tuple[str, str, Rows] | None:
+    rows = [["decoder", "effective τ", "control", "accuracy minus the control's"]]
+    for line in summary.lines:
+        found = summary.against_control(line)
+        if found is not None:
+            told = "" if found[1].low <= 0 <= found[1].high else ", beyond chance"
+            difference = f"{_percent(found[1], sign=True)}{told}"
+            rows.append([f"`{line.spec}`", _number(line.effective_temperature), found[0], difference])
+    if len(rows) == 1:
+        return None
+    note = (
+        "A decoder that sharpens is held against a plain softmax that is as sharp on average: what is left is what it "
+        "does beyond lowering the temperature. Paired over questions, 95%."
+    )
+    return "Against a matched temperature", note, rows
+
+
+def _areas(summary: Summary) -> tuple[str, str, Rows] | None:
+    ks = [k for k in summary.ks if k > 1]
+    rows = [["family", *(f"pass@{k} at equal pass@1" for k in ks)]]
+    for family in summary.families:
+        found = [summary.area(family, k) for k in ks]
+        if any(found):
+            rows.append([f"`{family}`", *("" if a is None else _percent(a, sign=True) for a in found)])
+    if len(rows) == 1:
+        return None
+    note = "Mean height of a family's frontier above that of softmax, in points, where both reach; 95%, paired."
+    return "Frontiers", note, rows
+
+
+def frontier_figure(summary: Summary) -> Any:
+    """pass@1 against pass@n, a curve for each family; accuracy alone where there is one sample."""
+    families, n = summary.families, summary.plan.n
+    if n < 2:
+        return None
+    made = figure(7.5, 5.2)
+    axes = made.subplots()
+    for i, (family, lines) in enumerate(families.items()):
+        points = sorted((100 * line.sampled.pass_at(1).mean, 100 * line.sampled.pass_at(n).mean) for line in lines)
+        axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour(i), label=family, markersize=5)
+        for line in lines:
+            x, y = 100 * line.sampled.pass_at(1).mean, 100 * line.sampled.pass_at(n).mean
+            name = "" if line.temperature is None else f"{line.temperature:g}"
+            axes.annotate(name, (x, y), textcoords="offset points", xytext=(5, -9), fontsize=7, color=GREY)
+    axes.set_xlabel("pass@1, %", color=INK)
+    axes.set_ylabel(f"pass@{n}, %", color=INK)
+    axes.set_title(f"{summary.plan.task}: each decoder's own temperature swept", fontsize=10, color=INK, loc="left")
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return made
+
+
+def _about(summary: Summary) -> str:
+    plan, about = summary.plan, summary.about
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    model = plan.model or "the embedded model"
+    said = (
+        f"{model}, {summary.questions} questions, {plan.n} samples each, seed {plan.seed}, at most "
+        f"{plan.max_new_tokens} tokens; {about['machine']}, {about['date']}, {versions}."
+    )
+    return said + (f" Not finished yet: {', '.join(summary.missing)}." if summary.missing else "")
+
+
+def _markdown(summary: Summary, sections: Sequence[tuple[str, str, Rows]], image: str | None) -> str:
+    parts = [f"# {summary.plan.task}", _about(summary)]
+    for title, note, rows in sections:
+        head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in body]
+        parts += [f"## {title}", note, "\n".join(lines)]
+    if image is not None:
+        parts.append(f"![pass@1 against pass@{summary.plan.n}]({image})")
+    return "\n\n".join(parts)
+
+
+def _html(summary: Summary, sections: Sequence[tuple[str, str, Rows]], image: bytes) -> str:
+    parts = [f"<h1>{html.escape(summary.plan.task)}</h1>", f'<p class="about">{html.escape(_about(summary))}</p>']
+    for title, note, rows in sections:
+        head = "".join(f"<th>{_cell(cell)}</th>" for cell in rows[0])
+        body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+        parts.append(
+            f'<h2>{html.escape(title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+            f'<tbody>{body}</tbody></table></div><p class="note">{html.escape(note)}</p>'
+        )
+    if image:
+        data = base64.b64encode(image).decode()
+        said = f"pass@1 against pass@{summary.plan.n}"
+        parts.append(f'<p><img alt="{said}" style="max-width:100%" src="data:image/png;base64,{data}"></p>')
+    return "\n".join(parts)
+
+
+def _page(pages: Sequence[str], absent: Sequence[str]) -> str:
+    body = "\n".join([*pages, *(f'<p class="about">{html.escape(line)}</p>' for line in absent)])
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Evaluation</title><style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+def _cell(text: str) -> str:
+    """A cell of Markdown as HTML: code and bold are all there is."""
+    escaped = html.escape(text)
+    for mark, tag in (("**", "b"), ("`", "code")):
+        while escaped.count(mark) >= 2:
+            escaped = escaped.replace(mark, f"<{tag}>", 1).replace(mark, f"</{tag}>", 1)
+    return escaped
+
+
+def _percent(value: Interval, sign: bool = False) -> str:
+    form = "+.1f" if sign else ".1f"
+    ends = f"[{100 * value.low:{form}}, {100 * value.high:{form}}]"
+    return f"{100 * value.estimate:{form}} {ends}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _bold(text: str, yes: bool) -> str:
+    return f"**{text}**" if yes else text

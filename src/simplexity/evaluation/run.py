@@ -1,0 +1,159 @@
+"""A run: every decoder on every question, graded while the model writes on, and resumed where it was stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import simplexity
+from simplexity.decoders import decoder
+from simplexity.evaluation.plan import RunPlan, Work, batches, fingerprint
+from simplexity.evaluation.records import Ledger, Record
+from simplexity.evaluation.task import Grader, Question, Task
+from simplexity.evaluation.written import Written
+
+SHARPER = 0.97  # of its own temperature: below, a decoder sharpens, and gets a softmax of the same sharpness beside it
+
+
+class Writer(Protocol):
+    """Writes batches, one after the other or several at once, in any order."""
+
+    def write_all(self, works: Iterable[Work]) -> Iterator[tuple[Work, Written]]:
+        """Every batch with its texts."""
+        ...
+
+
+@dataclass
+class Breakdown:
+    """Where the seconds of a run went."""
+
+    forward: float = 0.0
+    looking: float = 0.0
+    writing: float = 0.0  # all of it, the two above included
+    waiting: float = 0.0  # for the grader, while the model could have been writing
+
+    def shares(self) -> dict[str, float]:
+        """As parts of the whole."""
+        whole = (self.writing + self.waiting) or 1.0
+        return {
+            "forward": self.forward / whole,
+            "draws and bookkeeping": (self.writing - self.forward - self.looking) / whole,
+            "measuring entropy": self.looking / whole,
+            "waiting for grades": self.waiting / whole,
+        }
+
+
+@dataclass
+class Progress:
+    """Told of everything that happens; a front end replaces what it wants to show."""
+
+    planned: Callable[[str, int, int], None] = field(default=lambda spec, done, batches: None)
+    finished: Callable[[str, int], None] = field(default=lambda spec, rows: None)
+
+
+def evaluate(
+    plan: RunPlan, task: Task, folder: Path, writer: Callable[[], Writer], progress: Progress | None = None
+) -> Breakdown:
+    """Do what is left of the plan; the folder then holds a record for every sample."""
+    progress = progress or Progress()
+    questions = task.load(None if plan.data is None else Path(plan.data), plan.limit)
+    times, made = Breakdown(), None
+    with Ledger(folder, plan, fingerprint(questions), about()) as ledger, task.grader() as grader:
+        for spec in specs(plan, ledger):
+            todo = [w for w in batches(plan, spec, questions) if (spec, w.number) not in ledger.done()]
+            progress.planned(spec, math.ceil(len(questions) / (plan.batch // plan.n)) - len(todo), len(todo))
+            if todo:
+                made = made or writer()  # a finished run needs no model
+                _run(made, todo, ledger, grader, times, progress)
+    return times
+
+
+def specs(plan: RunPlan, ledger: Ledger) -> Iterator[str]:
+    """The decoders asked for, then a softmax of the same mean effective temperature for each that sharpens."""
+    yield from plan.decoders
+    if not plan.controls:
+        return
+    named = set(plan.decoders)
+    for spec in plan.decoders:
+        control = control_of(spec, ledger.records)
+        if control is not None and control not in named:
+            named.add(control)
+            yield control
+
+
+def control_of(spec: str, records: Sequence[Record]) -> str | None:
+    """The softmax to hold a decoder against: as sharp as it was on average; None where it does not sharpen."""
+    chosen: Any = decoder(spec)
+    taus = [
+        (r.effective_temperature, r.tokens)
+        for r in records
+        if r.decoder == spec and r.effective_temperature is not None
+    ]
+    if chosen.name in ("softmax", "greedy") or not taus:
+        return None
+    mean = sum(tau * tokens for tau, tokens in taus) / sum(tokens for _, tokens in taus)
+    if mean >= SHARPER * getattr(chosen, "temperature", 1.0):
+        return None
+    return str(decoder({"decoder": "softmax", "temperature": float(f"{max(mean, 0.01):.3g}")}))
+
+
+def mean_temperature(records: Sequence[Record]) -> float | None:
+    """The effective temperature, mean over all tokens; None where it is not known of any."""
+    taus = [(r.effective_temperature, r.tokens) for r in records if r.effective_temperature is not None]
+    return sum(tau * tokens for tau, tokens in taus) / sum(tokens for _, tokens in taus) if taus else None
+
+
+def _run(
+    writer: Writer, todo: list[Work], ledger: Ledger, grader: Grader, times: Breakdown, progress: Progress
+) -> None:
+    def keep(work: Work, written: Written) -> None:
+        ledger.append(work, graded(work, written, grader))
+        progress.finished(work.decoder, len(written.texts))
+
+    with ThreadPoolExecutor(1) as pool:
+        pending: Future[None] | None = None
+        for work, written in writer.write_all(todo):
+            times.forward += written.forward
+            times.looking += written.looking
+            times.writing += written.seconds
+            if pending is not None:
+                start = time.perf_counter()
+                pending.result()
+                times.waiting += time.perf_counter() - start
+            pending = pool.submit(keep, work, written)
+        if pending is not None:
+            start = time.perf_counter()
+            pending.result()
+            times.waiting += time.perf_counter() - start
+
+
+def graded(work: Work, written: Written, grader: Grader) -> list[Record]:
+    """The records of a batch."""
+    pairs: list[tuple[Question, str]] = [(work.questions[t.question], t.text) for t in written.texts]
+    grades = grader.grade(pairs)
+    share = round(written.seconds / len(written.texts), 4)
+    return [
+        Record(
+            work.decoder, work.number, question.id, text.sample, text.seed, text.text, text.tokens, text.finish,
+            text.entropy, text.effective_temperature, grade.correct, grade.answer, grade.reason, share,
+        )
+        for text, (question, _), grade in zip(written.texts, pairs, grades, strict=True)
+    ]  # fmt: skip
+
+
+def about() -> dict[str, Any]:
+    """What a run was made with."""
+    import transformers
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "versions": {m.__name__: m.__version__ for m in (simplexity, torch, transformers)},
+    }

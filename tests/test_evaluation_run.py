@@ -1,0 +1,182 @@
+"""Runs on the embedded model: durable records, resuming, controls, reports, a cluster."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simplexity.evaluation.plan import RunPlan, at_temperatures
+from simplexity.evaluation.records import read_run
+from simplexity.evaluation.report import write_report
+from simplexity.evaluation.run import evaluate
+from simplexity.evaluation.tasks import task
+from simplexity.evaluation.writer import TransformersWriter
+
+pytestmark = pytest.mark.xdist_group("model")
+QUESTIONS = [
+    ("What is 2 + 3?", "5"), ("Tom has 4 apples and buys 3 more. How many has he?", "7"), ("What is 10 - 4?", "6"),
+    ("What is 3 * 3?", "9"), ("Half of 16 is?", "8"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    lines = [json.dumps({"question": q, "answer": f"So it is.\n#### {a}"}) for q, a in QUESTIONS]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def plan(data) -> RunPlan:
+    decoders = ("softmax", "bok:beta=0.05")
+    return RunPlan(None, "gsm8k", decoders, n=2, seed=3, data=str(data), batch=4, max_new_tokens=6, every=2)
+
+
+@pytest.fixture(scope="module")
+def writer():
+    return TransformersWriter(RunPlan(None, "gsm8k", ("softmax",), n=2), "Put the answer in a box.", "cpu")
+
+
+def go(plan, folder, writer, count=None):
+    """Evaluate; `count` batches are written at most, then the process is as good as killed."""
+    writer.plan = plan
+
+    class Stops:
+        def write_all(self, works):
+            for number, work in enumerate(works):
+                if count is not None and number >= count:
+                    raise KeyboardInterrupt
+                yield work, writer.write(work)
+
+    return evaluate(plan, task("gsm8k"), folder, Stops)
+
+
+def without_times(folder) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    times = go(plan, whole, writer)
+    assert 0 < times.forward <= times.writing
+    assert sum(times.shares().values()) == pytest.approx(1)
+    found = without_times(whole)
+    named = [r["decoder"] for r in found]
+    assert named[:10] == ["softmax"] * 10
+    assert named[10:20] == ["bok:beta=0.05"] * 10
+    assert all(name.startswith("softmax:temperature=0.") for name in named[20:])  # the control, as sharp as bok was
+    assert len(named) == 30
+    assert {(r["question"], r["sample"]) for r in found[:10]} == {(r["question"], r["sample"]) for r in found[10:20]}
+    assert len({r["seed"] for r in found}) == 10, "the same seeds under every decoder"
+    assert all(0 < r["tokens"] <= 6 and r["finish"] in ("stop", "length") and r["entropy"] >= 0 for r in found)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(plan, broken, writer, count=2)
+    file = broken / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    assert 0 < len(lines) < 30
+    file.write_text("".join(lines[:-2]) + lines[-2][: len(lines[-2]) // 2])  # torn in the middle of a line
+    go(plan, broken, writer)
+    assert without_times(broken) == found
+    assert not go(plan, broken, writer).writing, "nothing was left to do"
+    assert without_times(broken) == found
+
+
+def test_other_settings_are_refused_with_the_difference(plan, writer, tmp_path, data):
+    go(replace(plan, decoders=("greedy",)), tmp_path / "run", writer)
+    with pytest.raises(ValueError, match=r"other settings.*n: 2 there, 1 now"):
+        go(replace(plan, decoders=("greedy",), n=1), tmp_path / "run", writer)
+    data.write_text(data.read_text().replace("apples", "pears"))
+    with pytest.raises(ValueError, match="questions themselves"):
+        go(replace(plan, decoders=("greedy",)), tmp_path / "run", writer)
+    with pytest.raises(ValueError, match="cannot hold the 8 samples"):
+        RunPlan(None, "gsm8k", ("softmax",), n=8, batch=4)
+
+
+def test_a_report(plan, writer, tmp_path):
+    decoders = tuple(at_temperatures(["softmax", "bok"], [0.5, 1.0]))
+    folder = tmp_path / "run"
+    go(replace(plan, decoders=decoders, max_new_tokens=4), folder, writer)
+    paths = {path.name: path for path in write_report(folder, tmp_path / "out")}
+    assert set(paths) == {"gsm8k.png", "report.md", "report.html"}
+    said = paths["report.md"].read_text()
+    for title in ("Accuracy by temperature", "Every decoder", "Against a matched temperature"):
+        assert f"## {title}" in said
+    assert "| `bok` |" in said
+    assert "τ = 0.5" in said
+    page = paths["report.html"].read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page.replace("http-equiv", "")
+    with pytest.raises(ValueError, match="no run"):
+        write_report(tmp_path / "out", tmp_path / "out")
+
+
+def command(data: Path, out: Path) -> list[str]:
+    return [
+        sys.executable, "-m", "simplexity.cli", "evaluate", "--task", "gsm8k", "--data", str(data), "--out", str(out),
+        "--decoder", "softmax", "--decoder", "bok:beta=0.05", "-n", "2", "--batch", "2", "--max-tokens", "6",
+        "--seed", "3",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_at_ten_moments(data, tmp_path):
+    subprocess.run(command(data, tmp_path / "whole"), check=True, capture_output=True)
+    expected = without_times(tmp_path / "whole")
+    out, choose = tmp_path / "killed", random.Random(0)
+    for _ in range(10):
+        before = (out / "records.jsonl").stat().st_size if (out / "records.jsonl").exists() else 0
+        process = subprocess.Popen(command(data, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:  # until it has begun to write, then some
+            if (out / "records.jsonl").exists() and (out / "records.jsonl").stat().st_size > before:
+                break
+            time.sleep(0.01)
+        time.sleep(choose.random() * 0.6)
+        process.kill()
+        process.wait()
+    subprocess.run(command(data, out), check=True, capture_output=True)
+    assert without_times(out) == expected
+    assert read_run(out)[0] == read_run(tmp_path / "whole")[0]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_worker(plan, writer, tmp_path):
+    ray = pytest.importorskip("ray")
+    from simplexity.evaluation.ray_writer import RayWriter
+
+    plan = replace(plan, decoders=("softmax",), batch=2, max_new_tokens=12)
+    go(plan, tmp_path / "alone", writer)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        spread = RayWriter(plan, "Put the answer in a box.", "local", workers=2)
+        made = []
+
+        def actor(make=spread._actor):
+            made.append(make())
+            return made[-1]
+
+        spread._actor = actor
+
+        class Murderous:
+            def write_all(self, works):
+                for number, pair in enumerate(spread.write_all(works)):
+                    if number == 0:
+                        os.kill(ray.get(made[0].process.remote()), signal.SIGKILL)
+                    yield pair
+
+        evaluate(plan, task("gsm8k"), tmp_path / "spread", Murderous)
+    finally:
+        ray.shutdown()
+    assert len(made) > 2, "no worker was replaced"
+    key = lambda r: (r["question"], r["sample"])  # noqa: E731
+    assert sorted(without_times(tmp_path / "spread"), key=key) == sorted(without_times(tmp_path / "alone"), key=key)
