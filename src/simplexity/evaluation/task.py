@@ -102,7 +102,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     try:
-        records = json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x]
+        records = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(x) for x in text.split("\n") if x.strip()]
+        )
     except ValueError as error:
         raise ValueError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
     if not all(isinstance(record, dict) for record in records):

@@ -30,7 +30,11 @@ _UNIT = r"cm|mm|km|kg|mg|lb|lbs|oz|ft|in|mi|yd|hr|hrs|mph|am|pm|sq|cu|m/s|km/h|[
 _UNITS = re.compile(rf"({_PLAIN})\s*(?:(?:{_UNIT})\.?(?:\s+[A-Za-z]+\.?)*)(?:\^?\{{?[23]\}}?)?")
 _ONE_LETTER_UNIT = re.compile(rf"({_PLAIN})\s*[msghlLANJWVKCF](?:\^\{{?[23]\}}?)?")
 _NOT_UNITS = re.compile(r"\b(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|mod|and|or|to|base|infinity|inf|choose)\b")
-_BASED = re.compile(r"([0-9A-Fa-f]+)_\{?\(?(\d+)\)?\}?")
+_RATIO_UNIT = re.compile(r"\s*\\[dt]?frac\{\\(?:text|mathrm)\{[^{}]*\}\}\{\\(?:text|mathrm)\{[^{}]*\}\}$")
+_LABEL = re.compile(r"^(?:\\text\{[^{}]*(?:\bis|[:=])\s*\}|\\approx|(?:approximately|about|roughly)\b)\s*(?=\S)")
+_OPTION = re.compile(r"(?:\\(?:text|textbf|mathrm)\{\s*)?\(([A-J])\)\s*\}?\s*(?=[^\s}])(.+)")
+_BASED = re.compile(r"((?=[A-Fa-f]*\d)[0-9A-Fa-f]+)_\{?\(?(\d+)\)?\}?")
+_BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _UNICODE = {
     **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/", "\u00a0": " ", "\u202f": " "},
@@ -76,14 +80,16 @@ def closing(text: str, opening: int) -> int | None:
 
 
 def given(text: str) -> str | None:
-    """The answer a text gives, as it is written there.
+    r"""The answer a text gives, as it is written there.
 
-    The last box counts; boxes that only "and", "or" or a comma separate are one answer. Without a box it is what follows
-    the last "the answer is" or "####", and without those the last formula or number. A box that was cut off is no
-    answer, and neither is a number left over inside it.
+    The last box counts; boxes with only "and", "or" or a comma between them are one answer. Without a box it is what
+    follows the last "the answer is" or "####", and without those the last formula or number. A box that was cut off is
+    no answer, and neither is a number left over inside it.
 
-    >>> given(r"First \\boxed{3}, but then \\boxed{\\frac{1}{2}}."), given("It costs $1,200 in all."), given("I give up.")
-    ('\\\\frac{1}{2}', '$1,200', None)
+    >>> print(given(r"First \boxed{3}, but then \boxed{\frac{1}{2}}."))
+    \frac{1}{2}
+    >>> given("It costs $1,200 in all."), given("I give up.")
+    ('$1,200', None)
     """
     found, open_ended = boxes(text)
     if found:
@@ -161,6 +167,7 @@ def tidy(answer: str) -> str:
     answer = re.sub(r"(?<=\d)\s*,\s+(?=\d{3},\s+\d{3}(?!\d))", ",", answer) if "," in answer else answer
     answer = re.sub(r"\s+", " ", answer).strip().rstrip(".,;").strip().replace("\\varnothing", "\\emptyset")
     answer = _plain_forms(answer)
+    answer = _LABEL.sub("", answer)
     for word, power in _SCALES.items():
         answer = re.sub(rf"(?<=\d)\s*(?:\\text\{{\s*{word}\s*\}}|{word}\b)", rf" \\times 10^{{{power}}}", answer)
     return _without_units(answer)
@@ -181,6 +188,8 @@ def _without_units(answer: str) -> str:
         if joining or "percent" in unit[1] or not re.fullmatch(r"\s*(?:\^\s*\{?\d\}?)?[\s.]*", rest):
             break
         answer = answer[: unit.start()].strip()
+    if re.search(r"\d", answer):
+        answer = _RATIO_UNIT.sub("", answer)
     match = _UNITS.fullmatch(answer)
     if match and not _NOT_UNITS.search(answer) and "percent" not in answer:
         answer = match[1].strip()
@@ -201,7 +210,7 @@ def words(answer: str) -> str | None:
 def based(answer: str) -> tuple[str, str] | None:
     """The digits and the base of a number such as 52_8."""
     answer = re.sub(r"_\{?\\text\{\s*(?:base\s*)?(\w+)\s*\}\}?", r"_{\1}", answer).replace(" ", "")
-    for base, name in enumerate("two three four five six seven eight nine ten".split(), 2):
+    for base, name in enumerate(_BASES, 2):
         answer = answer.replace(f"_{{{name}}}", f"_{{{base}}}")
     match = _BASED.fullmatch(answer)
     return (match[1].upper(), match[2]) if match else None
@@ -242,6 +251,8 @@ def same(reference: str, answer: str) -> bool:
         return True
     if (numbers := _same_based(reference, answer)) is not None:
         return numbers
+    if option := _OPTION.fullmatch(answer):  # (B) 12 names an option and what it says
+        return same(reference, option[1]) or same(reference, option[2])
     if (name := words(reference)) is not None:
         if name == words(answer):
             return True
@@ -311,7 +322,7 @@ def canonical(found: Any) -> str | None:
     """A sympy object written in one way: evaluated, decimals as fractions, x = 5 and f(x) = 5 as 5."""
     import sympy
 
-    if found is None:
+    if found is None or (isinstance(found, sympy.Basic) and found.has(sympy.zoo, sympy.nan)):  # 3:00 is no ratio
         return None
     if isinstance(found, sympy.Eq) and (found.lhs.is_Symbol or found.lhs.is_number or found.lhs.is_Function):
         found = found.rhs

@@ -18,7 +18,7 @@ _AFTER = r"(?![A-Za-z0-9'’-]|\s*[+/=^]|\.\d)"
 # "the answer is A because" is the letter, "the answer is A long story" the article
 _NOT_ARTICLE = r"(?!(?<=\bA)\s+(?!because|since|as\b|is\b|and\b|which|due\b|for\b|so\b|with\b|based|\()[a-z])"
 _ANNOUNCED = (
-    r"(?i:\b(?:answer|choice|option)\b[^.\n]{0,60}?(?:\bis\b|\bwould be\b|\bmust be\b|:|=)\s*(?:option|choice|letter)?)",
+    r"(?i:\b(?:answer|choice|option)\b[^.\n]{0,60}?(?:\bis\b|\b(?:would|must) be\b|:|=)\s*(?:option|choice|letter)?)",
     r"(?i:\b(?:choose|select|pick|go with)\s+(?:(?:the\s+)?(?:option|choice|answer|letter)\s+)?)",
     r"(?i:\b(?:answer|choice|option)\s+)",
 )
@@ -36,9 +36,12 @@ class ChoiceGrader:
             re.DOTALL,
         )
         self._announced = re.compile("|".join(f"{words}{letter}" for words in _ANNOUNCED))
-        self._correct = re.compile(rf"{_BEFORE}(?<![A-Za-z])([{self.letters}])[)\]*]*\s+(?:is|must be)\s+(?:\w+\s+)?correct\b")
+        self._correct = re.compile(
+            rf"{_BEFORE}(?<![A-Za-z])([{self.letters}])[)\]*]*\s+(?:is|must be)\s+(?:\w+\s+)?correct\b"
+        )
         self._alone = re.compile(
-            rf"^\s*(?:\*\*|[(\[\"'`])*([{self.letters}])[)\].*\"'`]*\s*$|\*\*\(?([{self.letters}])[).:]?\*\*", re.MULTILINE
+            rf"^\s*(?:\*\*|[(\[\"'`])*([{self.letters}])[)\].*\"'`]*\s*$|\*\*\(?([{self.letters}])[).:]?\*\*",
+            re.MULTILINE,
         )
         self._leading = re.compile(rf"^\s*\**\(?([{self.letters}])(?:[).:]\**|\**[).:])(?=\s)", re.MULTILINE)
 

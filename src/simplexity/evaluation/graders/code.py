@@ -28,7 +28,7 @@ _CODE_LINE = re.compile(r"(?:def|async|class|import|from) |[ \t@#)\]}]|$")  # ho
 
 
 class CodeGrader:
-    """Right is what passes the tests of its question: `reference` has the `prompt`, the `entry_point` and the `test`."""
+    """Right is what passes the tests of its question; its `reference` has a `prompt`, an `entry_point` and a `test`."""
 
     def __init__(
         self,
@@ -125,22 +125,19 @@ def program(reference: dict[str, str], text: str) -> str:
     bare = _bare_definition(entry_point, text)
     if not blocks and bare is not None:
         return _after_preamble(prompt, entry_point, bare)
-    return _continued(prompt, blocks[0] if blocks else text)
+    choices = (choice for part in (*blocks, text) for choice in _continued(prompt, part))
+    return next((choice for choice in choices if _fills(entry_point, choice)), _continued(prompt, text)[0])
 
 
 def _fences_on_own_lines(text: str) -> str:
     return re.sub(r"(?<=\S)[ \t]*```(?=[A-Za-z]*[ \t]*\n)", "\n```", text)
 
 
-def _continued(prompt: str, text: str) -> str:
+def _continued(prompt: str, text: str) -> tuple[str, ...]:
+    """Prompt and text; a chat format may have stripped the indentation, of the first line or of all."""
     body = text[: min((at for stop in STOPS if (at := text.find(stop)) >= 0), default=len(text))]
-    # a chat format may have stripped the indentation of the first line
-    choices = [
-        prompt + body,
-        f"{prompt}    {body.lstrip()}",
-        f"{prompt}{textwrap.indent(textwrap.dedent(body), '    ')}",
-    ]
-    return next((choice for choice in choices if _valid(choice)), choices[0])
+    indented = textwrap.indent(textwrap.dedent(body), "    ")
+    return prompt + body, f"{prompt}    {body.lstrip()}", prompt + indented
 
 
 def _after_preamble(prompt: str, entry_point: str, block: str) -> str:
@@ -192,18 +189,20 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-def _valid(source: str) -> bool:
+def _fills(entry_point: str, source: str) -> bool:
+    """Whether the function has more of a body than its docstring."""
     try:
-        _parse(source)
+        tree = _parse(source)
     except UNREADABLE:
         return False
-    return True
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return any(f.name == entry_point and (len(f.body) > 1 or ast.get_docstring(f) is None) for f in functions)
 
 
 def _parse(source: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(source)
+        return ast.parse(source, "program.py")
 
 
 def normal_form(source: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from simplexity.evaluation.graders.code import CodeGrader
 from simplexity.evaluation.task import Question, Task
 
-PROMPT = """Below is the beginning of a Python file. Write the function `{name}` so that it does what its docstring says.
+PROMPT = """Below is the start of a Python file. Write the function `{name}` so that it does what its docstring says.
 Answer with the complete function, signature and imports included, in one ```python block.
 
 ```python

@@ -1,4 +1,4 @@
-"""MATH-500: the 500 problems of MATH's test set that PRM800K held out (Hendrycks et al., 2021; Lightman et al., 2023)."""
+"""MATH-500: the problems of MATH (Hendrycks et al., 2021) that PRM800K tests on (Lightman et al., 2023)."""
 
 from __future__ import annotations
 
