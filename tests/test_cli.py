@@ -160,6 +160,18 @@ def test_decoders_are_listed_and_explained(run):
         (["compare", "x", "--plot", "{here}/a.jpg"], "must end in .png"),
         (["explain", "--simplex", "{here}/a.png", "--scores", "1,2"], "three numbers"),
         (["decoders", "bko"], "did you mean 'bok'"),
+        (["evaluate", "--task", "gms8k", "--out", "x"], "did you mean 'gsm8k'"),
+        (["evaluate", "--task", "humaneval", "--out", "x"], "--allow-code-execution"),
+        (["evaluate", "--task", "gsm8k", "--out", "x", "--data", "nowhere.json"], "no such file"),
+        (["evaluate", "--task", "gsm8k", "--out", "x", "-n", "8", "--batch", "4"], "cannot hold the 8 samples"),
+        (["evaluate", "--task", "gsm8k", "--out", "x", "--decoder", "softmx"], "did you mean 'softmax'"),
+        (
+            ["evaluate", "--task", "gsm8k", "--out", "x", "--decoder", "bok:temperature=1", "--temperature", "0.5"],
+            "temperature of its own",
+        ),
+        (["report", "nowhere"], "no run"),
+        (["reproduce", "table9", "--out", "x"], "did you mean 'table"),
+        (["reproduce", "table1", "--out", "x", "--task", "gsm8k"], "has no task 'gsm8k'"),
         (["nonsense"], "No such command"),
     ],
 )

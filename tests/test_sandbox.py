@@ -225,7 +225,7 @@ def test_an_endless_loop_in_children(left):
     ["x = bytearray(10**10)", "x = []\nwhile True: x.append(' ' * 10**6)", "import mmap; mmap.mmap(-1, 10**10)"],
 )
 def test_a_memory_bomb(source):
-    outcome = run(source, memory=256 * sandbox.MIB)
+    outcome = run(source, memory=256 * 2**20)
     assert not outcome.passed
     assert "memory" in outcome.reason
 

@@ -25,7 +25,7 @@ Out = Annotated[Path, typer.Option("--out", help="the run's folder; a run that w
 Samples = Annotated[int, typer.Option("-n", min=1, help="samples of each question")]
 Limit = Annotated[int | None, typer.Option(min=1, help="only the first so many questions")]
 Data = Annotated[Path | None, typer.Option(help="the questions, a .json or .jsonl file [default: from the hub]")]
-Batch = Annotated[int | None, typer.Option(min=1, help="rows written at once [default: 64, on a CPU 16, at least n]")]
+Batch = Annotated[int | None, typer.Option(min=1, help="rows written at once [default: 64, on a GPU 128, at least n]")]
 Tokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="tokens of an answer [default: the task's, 3072]")
 ]
@@ -42,7 +42,7 @@ def evaluate_command(
     temperatures: Annotated[
         list[float] | None, typer.Option("--temperature", help="for every decoder; may be repeated")
     ] = None,
-    n: Samples = 8,
+    n: Samples = 4,
     seed: Seed = 0,
     limit: Limit = None,
     data: Data = None,
@@ -113,7 +113,7 @@ def report_command(
 
 
 def _task(name: str, allow_code_execution: bool) -> Task:
-    chosen: Any = task(name)
+    chosen = task(name)
     if chosen.runs_code:
         if not allow_code_execution:
             raise ValueError(f"{name} runs programs the model writes: pass --allow-code-execution to let it")
@@ -124,7 +124,7 @@ def _task(name: str, allow_code_execution: bool) -> Task:
 def _batch(batch: int | None, n: int, device: str | None) -> int:
     import torch
 
-    usual = 64 if device != "cpu" and torch.cuda.is_available() else 16
+    usual = 128 if device != "cpu" and torch.cuda.is_available() else 64
     return max(usual, n) if batch is None else batch
 
 

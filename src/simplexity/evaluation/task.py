@@ -53,6 +53,7 @@ class Task(ABC):
     system: ClassVar[str | None] = None  # what the system message says
     max_new_tokens: ClassVar[int] = 3072
     runs_code: ClassVar[bool] = False  # whether grading executes what the model wrote
+    allow_code_execution: bool = False  # whether it may: the caller's to say
 
     def __init_subclass__(cls, name: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
