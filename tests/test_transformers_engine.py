@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor,
 
 from simplexity import decoder, effective_temperature
 from simplexity.draw import derive_seeds
+from simplexity.engines.roomy_cache import roomy_cache
 from simplexity.engines.transformers import DecoderProcessor, Sampling, distorting, generate
 from simplexity.show.streaming import Stream
 
@@ -271,3 +272,22 @@ def test_a_processor_starts_anew_with_every_text():
     again = used(torch.zeros(1, 9, dtype=torch.int64), scores)
     fresh = DecoderProcessor("softmax", seeds=[5])(torch.zeros(1, 3, dtype=torch.int64), scores)
     assert torch.equal(again, fresh)
+
+
+def test_the_roomy_cache_is_the_usual_one(smollm):
+    model = smollm.model
+    inputs = smollm.encode(["The moon is", "Once upon a time there was"], raw=True)
+    found = generate(model, inputs["input_ids"], "greedy", max_new_tokens=40, attention_mask=inputs["attention_mask"])
+    usual = model.generate(**inputs, do_sample=False, max_new_tokens=40)
+    assert torch.equal(found.tokens, usual[:, inputs["input_ids"].shape[1] :])
+    cache = roomy_cache(model.config)
+    with torch.inference_mode():
+        for ids in inputs["input_ids"][:1].split(1, dim=1):
+            model(ids, past_key_values=cache)
+        other = model(inputs["input_ids"][:1]).past_key_values
+    for layer, expected in zip(cache.layers, other.layers, strict=True):
+        torch.testing.assert_close(layer.keys, expected.keys, atol=1e-4, rtol=1e-4)
+    cache.batch_repeat_interleave(2)  # no longer in its buffer
+    with torch.inference_mode():
+        model(inputs["input_ids"][:1, :1].repeat(2, 1), past_key_values=cache)
+    assert cache.layers[0].keys.shape[:3] == (2, expected.keys.shape[1], inputs["input_ids"].shape[1] + 1)

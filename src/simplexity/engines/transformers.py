@@ -25,6 +25,7 @@ from simplexity import measures
 from simplexity.context import Context
 from simplexity.decoders import decoder as as_decoder
 from simplexity.draw import Seeds, as_seeds, derive_seeds, mode
+from simplexity.engines.roomy_cache import roomy_cache
 
 if TYPE_CHECKING:
     from simplexity.decoding import Decoder
@@ -265,6 +266,8 @@ def generate(
             raise ValueError("stop strings need the tokenizer")
         rules = options.pop("stopping_criteria", None) or []
         options["stopping_criteria"] = StoppingCriteriaList([*rules, StopStringCriteria(tokenizer, list(stop))])
+    if "cache_implementation" not in options and "use_cache" not in options and model.generation_config.use_cache:
+        options.setdefault("past_key_values", roomy_cache(model.config))
     start = time.perf_counter()
     with warnings.catch_warnings():
         # transformers' advice on settings that are not applied here

@@ -25,7 +25,7 @@ Out = Annotated[Path, typer.Option("--out", help="the run's folder; a run that w
 Samples = Annotated[int, typer.Option("-n", min=1, help="samples of each question")]
 Limit = Annotated[int | None, typer.Option(min=1, help="only the first so many questions")]
 Data = Annotated[Path | None, typer.Option(help="the questions, a .json or .jsonl file [default: from the hub]")]
-Batch = Annotated[int | None, typer.Option(min=1, help="rows written at once [default: 64, on a GPU 128, at least n]")]
+Batch = Annotated[int | None, typer.Option(min=1, help="rows written at once [default: 32, on a GPU 128, at least n]")]
 Tokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="tokens of an answer [default: the task's, 3072]")
 ]
@@ -124,7 +124,7 @@ def _task(name: str, allow_code_execution: bool) -> Task:
 def _batch(batch: int | None, n: int, device: str | None) -> int:
     import torch
 
-    usual = 128 if device != "cpu" and torch.cuda.is_available() else 64
+    usual = 128 if device != "cpu" and torch.cuda.is_available() else 32
     return max(usual, n) if batch is None else batch
 
 

@@ -16,7 +16,7 @@ class Gsm8k(Task, name="gsm8k"):
 
     hub = ("openai/gsm8k", "main", "test")
     system = "Please reason step by step, and put your final answer within \\boxed{}."
-    max_new_tokens = 512
+    max_new_tokens = 320  # its solutions are short
 
     def question(self, record: dict[str, Any], number: int) -> Question:
         """The reference is the number after the solution's "####"; records have no id, so it is their number."""
