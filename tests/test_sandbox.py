@@ -342,7 +342,7 @@ for folder in ("/", "/usr", "/etc", "/dev", "/root", {sys.prefix!r}, {sys.base_p
     try: open(os.path.join(folder, "planted"), "w")
     except OSError: continue
     raise SystemExit(folder)
-assert os.getcwd() == "/tmp" == os.environ["HOME"] and os.listdir() == []
+assert os.getcwd() == "/tmp/home" == os.environ["HOME"] and os.listdir() == []
 open("mine", "w").write("x")
 """
     assert run(source) == Outcome(True, "passed")

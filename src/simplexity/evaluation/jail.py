@@ -29,6 +29,7 @@ REASON = 2000  # characters of a reason
 SECRET = 32  # bytes
 VERDICT = 3  # the descriptor that the secret is written to
 NOBODY = 65534
+HOME = "/tmp/home"  # where a program finds itself, empty
 PRIVATE_IDS = 1_900_000_000  # plus a process id: a user id of its own for each run, because limits count per user
 TIMED_OUT, STOPPED, UNUSABLE = 97, 98, 99  # exit statuses of the launcher; 128 + n where signal n ended the program
 
@@ -208,14 +209,16 @@ def _new_root(folder: Path, limits: Limits, user: int) -> None:
     _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     root = folder / "root"
     root.mkdir()
+    (root / "tmp").mkdir()  # first, because the interpreter itself may lie below /tmp
+    options = f"size={limits.disk},nr_inodes=4096,mode=700,uid={user},gid={user}"
+    _mount("tmpfs", root / "tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
+    (root / HOME.removeprefix("/")).mkdir(mode=0o700)
+    os.chown(root / HOME.removeprefix("/"), user, user)
     shown: list[Path] = []
     for name in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, sys.base_prefix, sys.base_exec_prefix, sys.prefix)):
         _show(Path(name), root, shown)
     for name in DEVICES:
         _bind(Path(name), root)
-    (root / "tmp").mkdir()
-    options = f"size={limits.disk},nr_inodes=4096,mode=700,uid={user},gid={user}"
-    _mount("tmpfs", root / "tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
     (root / "dev" / "shm").mkdir()
     _mount(root / "tmp", root / "dev" / "shm", None, MS_BIND)  # what multiprocessing locks with
     _mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -223,7 +226,7 @@ def _new_root(folder: Path, limits: Limits, user: int) -> None:
     _libc("pivot_root", b".", b".")
     _libc("umount2", b".", MNT_DETACH)
     os.chroot("/root")  # not the root of its mounts: the kernel then refuses further user namespaces
-    os.chdir("/tmp")
+    os.chdir(HOME)
 
 
 def _show(path: Path, root: Path, shown: list[Path]) -> None:
@@ -267,7 +270,7 @@ def _libc(name: str, *arguments: Any) -> None:
 
 def _program(source: str, limits: Limits, mode: Isolation | None, user: int, folder: str) -> NoReturn:
     os.setsid()
-    os.chdir("/tmp" if mode else folder)
+    os.chdir(HOME if mode else folder)
     os.environ["HOME"] = os.getcwd()
     os.umask(0o077)
     _limit(limits, user, shared=mode is None and os.geteuid() != 0)

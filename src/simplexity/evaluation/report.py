@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def _html(summary: Summary, sections: Sequence[tuple[str, str, Rows]], image: by
     if image:
         data = base64.b64encode(image).decode()
         said = f"pass@1 against pass@{summary.plan.n}"
-        parts.append(f'<p><img alt="{said}" style="max-width:100%" src="data:image/png;base64,{data}"></p>')
+        parts.append(f'<p><img alt="{said}" style="max-width:min(100%, 46rem)" src="data:image/png;base64,{data}"></p>')
     return "\n".join(parts)
 
 
@@ -242,6 +243,8 @@ def _cell(text: str) -> str:
 
 def _percent(value: Interval, sign: bool = False) -> str:
     form = "+.1f" if sign else ".1f"
+    if not math.isfinite(value.low) or not math.isfinite(value.high):
+        return f"{100 * value.estimate:{form}} (too few questions for an interval)"
     ends = f"[{100 * value.low:{form}}, {100 * value.high:{form}}]"
     return f"{100 * value.estimate:{form}} {ends}"
 
