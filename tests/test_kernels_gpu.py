@@ -20,6 +20,7 @@ from simplexity.kernels.plans import plan_for  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = "cuda" if GPU else "cpu"
 SIZES = [1, 111, 32_003, 151_936] if GPU else [1, 111, 300]
+LARGE = [] if GPU else [pytest.param(SIZES.pop(), marks=pytest.mark.slow)]  # the interpreter takes its time
 SPECS = [
     "softmax:temperature=0.7",
     "top-k:k=20,temperature=0.7",
@@ -71,7 +72,7 @@ def plan_of(spec: str):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, *LARGE])
 def test_q_and_draws_are_those_of_the_reference(spec, size):
     x = awkward(size)[:: 1 if GPU or size == 111 else 2]
     q = decoder(spec).distribution(x.double())
