@@ -152,9 +152,9 @@ def compare_figure(results: Sequence[Compared], title: str) -> Figure:
         left.plot(range(1, len(smooth) + 1), smooth, color=colour(i), linewidth=1.6, label=result.spec)
     left.set_xlabel("token", fontsize=9, color=GREY)
     left.set_ylabel("entropy of q (nats, mean of 5 tokens)", fontsize=9, color=GREY)
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.35 * left.get_ylim()[1])  # room for the names above the lines
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.legend(fontsize=7, frameon=False, prop={"family": "monospace", "size": 7}, loc="upper right")
+    left.legend(fontsize=7, frameon=False, prop={"family": "monospace", "size": 7}, loc="upper left", ncols=2)
     places = range(len(results))
     taus = [0.0 if math.isnan(r.effective_temperature) else r.effective_temperature for r in results]
     right.barh(places, taus, color=[colour(i) for i in places], height=0.6)
