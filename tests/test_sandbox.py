@@ -17,7 +17,9 @@ from simplexity.evaluation.sandbox import Limits, Outcome, SandboxError, isolati
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or isolation() is None, reason="no isolation on this system")
+LINUX = sys.platform == "linux"
+WHY = f"no isolation on this system: {sandbox._probe()[1]}" if LINUX else "Linux only"
+pytestmark = pytest.mark.skipif(not LINUX or isolation() is None, reason=WHY)
 
 
 def run(source: str, **limits: float) -> Outcome:

@@ -210,7 +210,7 @@ class Decoder(ABC):
         if plan is None:
             return None
         if plan.other is not None and other is not None:
-            plan = replace(plan, other=other.detach().to(scores.device))
+            plan = replace(plan, other=other.detach().to(scores.device).contiguous())
         check_draw(rows, generator, seeds, step)
         if seeds is None:
             u, own = uniforms(rows, scores.device, generator).reshape(-1), None
