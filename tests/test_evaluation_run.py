@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from simplexity.evaluation.plan import RunPlan, at_temperatures
+from simplexity.evaluation.plan import RunPlan, at_temperatures, seed_of
 from simplexity.evaluation.records import read_run
 from simplexity.evaluation.report import write_report
 from simplexity.evaluation.run import evaluate
+from simplexity.evaluation.task import Question
 from simplexity.evaluation.tasks import task
 from simplexity.evaluation.writer import TransformersWriter
 
@@ -89,6 +90,12 @@ def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_p
     assert without_times(broken) == found
     assert not go(plan, broken, writer).writing, "nothing was left to do"
     assert without_times(broken) == found
+
+
+def test_a_seed_is_that_of_its_question(plan):
+    one, two = (Question(name, "?", "1") for name in ("a", "b"))
+    assert seed_of(plan, one) == seed_of(replace(plan, decoders=("greedy",)), one) == 5876962767596860194
+    assert len({seed_of(plan, one), seed_of(plan, two), seed_of(replace(plan, seed=4), one)}) == 3
 
 
 def test_other_settings_are_refused_with_the_difference(plan, writer, tmp_path, data):
