@@ -20,9 +20,11 @@ class Rule:
     choices: tuple[str, ...] = ()
     function: bool = False  # besides the choices, a callable
     text: bool = False  # any text
+    listed: bool = False  # besides a number, a list of numbers or of token ids: not one per row, and not in a spec
     optional: bool = False  # None means "decide for me"
     hint: str = ""
     doc: str = ""
+    aliases: tuple[str, ...] = ()  # what engines call it; read, never written
 
     @property
     def allowed(self) -> str:
@@ -33,6 +35,8 @@ class Rule:
             return "text"
         if self.choices:
             return f"one of {', '.join(self.choices)}" + (" or a callable" if self.function else "")
+        if self.listed and self.at_least is None:
+            return "a list, from Python or JSON"
         kind = "a whole number" if self.whole else "a number"
         if self.at_most is not None:
             low = f"({self.above:g}" if self.above is not None else f"[{self.at_least:g}"
@@ -51,6 +55,8 @@ class Rule:
             return isinstance(value, str)
         if self.choices:
             return value in self.choices if isinstance(value, str) else self.function and callable(value)
+        if isinstance(value, (list, tuple)):
+            return self.listed
         if isinstance(value, Tensor):
             fits = value.isfinite()
             if self.whole:
@@ -105,3 +111,8 @@ def rule_of(f: "Field[Any]") -> Rule:
 def temperature() -> Any:
     """The parameter that most decoders share: what the scores are divided by."""
     return parameter(1.0, "what the scores are divided by", above=0, hint=" (for the limit 0 use greedy)")
+
+
+def temperature_last() -> Any:
+    """Where a cut looks at probabilities: before or after the scores are divided by the temperature."""
+    return parameter(False, "cut at temperature 1, then divide (llama.cpp); false: divide, then cut (transformers)")

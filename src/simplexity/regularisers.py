@@ -6,14 +6,16 @@ one that is separable, Ω(q) = Σ_v φ_v(q_v), can be inverted token by token an
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import inf
+from functools import cached_property
+from math import inf, log
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from simplexity.coverage import Geometry, curvature
-from simplexity.rows import first_rows, is_number, power, tiny
+from simplexity.groups import Groups, GroupSpec, group_peaks, group_sums
+from simplexity.rows import exp_, first_rows, is_number, power, tiny
 
 HUGE = 1e38
 
@@ -174,6 +176,62 @@ class KL(Regulariser):
 
     def cast(self, dtype: torch.dtype) -> "KL":
         return self if self.log_reference.dtype == dtype else KL(self.log_reference.to(dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class JS(Regulariser):
+    """Ω(q) = JS(q ‖ r) = ½KL(q ‖ m) + ½KL(r ‖ m), m = (q + r)/2: symmetric, and never above log 2.
+
+    `log_reference` is log r `[..., V]`; −inf forbids a token, because Ω is linear there and its optimum not unique.
+
+    >>> JS.to(torch.tensor([0.5, 0.5])).value(torch.tensor([1.0, 0.0]))
+    tensor(0.2158)
+    """
+
+    log_reference: Tensor
+    separable = columnwise = True
+
+    @classmethod
+    def to(cls, reference: Tensor) -> "JS":
+        """The divergence to probabilities instead of log-probabilities."""
+        return cls(reference.log())
+
+    @cached_property
+    def reference(self) -> Tensor:
+        """r."""
+        return self.log_reference.exp()
+
+    def value(self, q: Tensor) -> Tensor:
+        r, mean = self.reference, (q + self.reference) / 2
+        return (torch.xlogy(q, q) + torch.xlogy(r, r)).sum(-1) / 2 - torch.xlogy(mean, mean).sum(-1)
+
+    def grad(self, q: Tensor) -> Tensor:
+        q = q.clamp_min(tiny(q.dtype))
+        return (q / (q + self.reference)).mul_(2.0).log_().div_(2.0)  # ½ log(q/m)
+
+    def inverse_grad(self, x: Tensor) -> Tensor:
+        # ½ log(q/m) = x  ⇔  q = r·y/(1 − y), y = ½e^{2x} < 1; no q is large enough from y = 1 on
+        log_y = 2.0 * x - log(2.0)
+        reached = log_y < 0
+        above = exp_(log_y + self.log_reference)  # not r·y: far below the best that product is subnormal, and slow
+        return torch.where(reached, above / (1.0 - exp_(log_y)), inf)
+
+    def smoothness(self, geometry: Geometry) -> float | None:
+        return 0.5 if geometry == "entropic" else None  # φ'' = ½r/(q(q + r)) <= ½/q
+
+    def restrict(self, scores: Tensor) -> Tensor:
+        return KL(self.log_reference).restrict(scores)
+
+    def check(self) -> None:
+        top = self.log_reference.amax(-1)
+        if bool((bad := ~top.isfinite()).any()):
+            raise ValueError(f"JS: the reference distribution holds NaN or no mass in {first_rows(bad)}")
+
+    def take(self, ids: Tensor) -> "JS":
+        return JS(_take(self.log_reference, ids))
+
+    def cast(self, dtype: torch.dtype) -> "JS":
+        return self if self.log_reference.dtype == dtype else JS(self.log_reference.to(dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,3 +448,41 @@ def _row(c: float | Tensor) -> float | Tensor:
 
 def _take(x: Tensor, ids: Tensor) -> Tensor:
     return x.expand(*ids.shape[:-1], x.shape[-1]).gather(-1, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNorm(Regulariser):
+    """Ω(q) = Σ_g ‖q_g‖₂, the norms of disjoint groups: mass gathers in few groups and spreads out inside them.
+
+    groups: lists of token ids, or an index `[V]` with the group of each token, −1 for none; such tokens count nothing
+
+    It is not strictly convex: add an entropy or a square. A group that vanishes has no one slope; the one taken there
+    is that of equal parts.
+
+    >>> GroupNorm([[0, 1], [2]]).value(torch.tensor([0.3, 0.4, 0.3]))
+    tensor(0.8000)
+    """
+
+    groups: GroupSpec | Groups
+    strict = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", Groups(self.groups, "GroupNorm"))
+
+    def value(self, q: Tensor) -> Tensor:
+        return self._norms(q)[1][..., :-1].sum(-1).to(q.dtype)
+
+    def grad(self, q: Tensor) -> Tensor:
+        index, norms = self._norms(q.clamp_min(tiny(q.dtype)))
+        counted = index < norms.shape[-1] - 1
+        return torch.where(counted, q.clamp_min(tiny(q.dtype)) / norms.index_select(-1, index), 0.0).to(q.dtype)
+
+    def smoothness(self, geometry: Geometry) -> float | None:
+        return 1.0 if geometry == "entropic" else None  # ∇²‖x‖ <= I/‖x‖, and ‖x‖ is at least every x_v
+
+    def _norms(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """(the group of each token `[V]`, the norm of each group `[..., G + 1]`); no square underflows."""
+        assert isinstance(self.groups, Groups)
+        index, count = self.groups.index(q), self.groups.count + 1
+        largest = group_peaks(q, index, count).double().clamp_min(tiny(torch.float64))
+        return index, largest * group_sums((q / largest.index_select(-1, index)).square(), index, count).sqrt()

@@ -33,12 +33,17 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def build(kind: type[Decoder], values: dict[str, Any]) -> Decoder:
-    """A decoder from its parameters; text is read by each parameter's rule."""
+    """A decoder from its parameters, by their own names or an alias; text is read by each parameter's rule."""
     rules = {f.name: rule_of(f) for f in kind.parameters()}
+    names = {alias: name for name, rule in rules.items() for alias in (name, *rule.aliases)}
+    given: dict[str, str] = {}
     for key in values:
-        if key not in rules:
+        if key not in names:
             raise ValueError(f"{kind.name}: unknown parameter {key!r}{nearest(key, rules)}")
-    return kind(**{k: rules[k].read(v) if isinstance(v, str) else v for k, v in values.items()})
+        if (name := names[key]) in given:
+            raise ValueError(f"{kind.name}: {given[name]} and {key} are the same parameter, give one of them")
+        given[name] = key
+    return kind(**{n: rules[n].read(v) if isinstance(v := values[k], str) else v for n, k in given.items()})
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ logits these steps mostly lower the temperature: at β = 0 they give exactly sof
 1/τ' = 1/τ + (1 − (1 − step·λ)^J)/λ. `describe` reports τ' for any setting; `solver=exact` finds the optimum.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,10 @@ class BestOfK(Decoder, name="bok"):
     steps: int = parameter(5, "steps of mirror ascent", at_least=0, whole=True)
     step: float | Tensor | None = parameter(None, "step size; 1, or the largest safe one if smaller", above=0)
     weights: str | Weights = parameter(
-        "probs", "what covering a token is worth", choices=("probs", "top-m", "rank", "uniform"), function=True
+        "probs",
+        "what covering a token is worth",
+        choices=("probs", "top-m", "rank", "uniform", "frontier"),
+        function=True,
     )
     m: int = parameter(8, "top-m: tokens with weight 1; rank: ranks in which it halves", at_least=1, whole=True)
     scores: str = parameter("logits", "s: the logits, log p, or nothing", choices=("logits", "logprobs", "none"))
@@ -72,12 +76,18 @@ class BestOfK(Decoder, name="bok"):
         return MirrorAscent(steps=self.steps, step=step, longest=1.0, start="reference")
 
     def _surely_safe(self) -> bool:
-        """Whether a step of 1 is safe whatever the scores: max(w) <= 1 for the weights with a name."""
+        """Whether a step of 1 is safe whatever the scores: max(w) is at most 1, or τ/e at the frontier."""
         plain = is_number(self.lam) and is_number(self.beta) and isinstance(self.k, int) and not callable(self.weights)
-        return bool(plain and self.lam * (1 + self.beta * curvature(self.k)) <= 1)
+        if not plain or (self.weights == "frontier" and not is_number(self.temperature)):
+            return False
+        most = self.temperature / math.e if self.weights == "frontier" else 1.0
+        return bool(self.lam * (1 + self.beta * most * curvature(self.k)) <= 1)
 
     def token_weights(self, anchor: Anchor) -> float | Tensor:
-        """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on."""
+        """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on.
+
+        At the frontier w = gap·exp(−gap/τ), gap = max s − s: nothing for the best token, most for those τ below it.
+        """
         scores = anchor.scores
         if callable(self.weights):
             return torch.as_tensor(self.weights(scores)).to(scores)
@@ -87,6 +97,9 @@ class BestOfK(Decoder, name="bok"):
             return anchor.both[1]
         if self.weights == "top-m":
             return TopK(self.m).mask(scores).to(scores.dtype)
+        if self.weights == "frontier":
+            gap = scores.amax(-1, keepdim=True) - scores
+            return torch.where(gap < torch.inf, gap * torch.exp(-gap / anchor.temperature), 0.0)
         best = scores.topk(min(RANK_DEPTH * self.m, scores.shape[-1])).indices.sort(-1).values
         order = scores.gather(-1, best).argsort(dim=-1, descending=True, stable=True)
         fading = torch.exp2(-torch.arange(best.shape[-1], device=scores.device, dtype=scores.dtype) / self.m)

@@ -18,7 +18,9 @@ class TopK(Decoder, name="top-k"):
 
     objective = "max <q,s> − temperature·Σ q log q on the k best tokens"
 
-    k: int | Tensor = parameter(50, "tokens to keep; above the vocabulary it keeps all", at_least=1, whole=True)
+    k: int | Tensor = parameter(
+        50, "tokens to keep; above the vocabulary it keeps all", at_least=1, whole=True, aliases=("top_k",)
+    )
     temperature: float | Tensor = temperature()
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
