@@ -1,7 +1,8 @@
 """How far is a given q from the optimum? The answer needs the problem and q alone.
 
-With g = ∇f(q) and f concave,  gap(q) = Σ_v q_v·(max_{u∈C} g_u − g_v) >= f(q*) − f(q) >= 0. That Ω is convex, and that
-a gradient it brings itself is right, is taken on trust.
+With g = ∇f(q) and f concave,  gap(q) = Σ_v q_v·(max_{u∈C} g_u − g_v) >= f(q*) − f(q) >= 0. Within constraints the
+maximum runs over the distributions u that meet them:  gap(q) = max_u <g, u − q>. That Ω is convex, and that a gradient
+it brings itself is right, is taken on trust.
 """
 
 from dataclasses import dataclass, fields
@@ -9,8 +10,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from simplexity.constraints import violation
 from simplexity.problem import Problem
 from simplexity.rows import tiny
+from simplexity.solvers.constrained import linear_gap
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +26,10 @@ class Certificate:
     inactive_violation: max (s − λ∇Ω(q) − η)_+ over allowed tokens with q = 0
     mass_error:         |Σq − 1|
     leak:               the mass outside the support, and any below zero
+    violation:          by how much q breaks a constraint: of a cap or a bound in mass, of a ball in nats
+
+    The gap bounds f(q*) − f(q) for a q that meets the constraints. The multipliers of constraints are not part of the
+    second to fourth: where a constraint is felt they do not vanish, and the gap alone tells.
     """
 
     gap: Tensor
@@ -31,10 +38,12 @@ class Certificate:
     inactive_violation: Tensor
     mass_error: Tensor
     leak: Tensor
+    violation: Tensor
 
     def holds(self, tolerance: float) -> Tensor:
-        """True for the rows whose gap, mass error and leak are all at most `tolerance`."""
-        return (self.gap <= tolerance) & (self.mass_error <= tolerance) & (self.leak <= tolerance)
+        """True for the rows whose gap, mass error, leak and violation are all at most `tolerance`."""
+        broken = torch.maximum(torch.maximum(self.mass_error, self.leak), self.violation)
+        return (self.gap <= tolerance) & (broken <= tolerance)
 
     def __str__(self) -> str:
         worst = ", ".join(f"{f.name} {getattr(self, f.name).max():.3g}" for f in fields(self) if self.gap.numel())
@@ -72,11 +81,16 @@ def certify(problem: Problem, q: Tensor) -> Certificate:
     eta = torch.where(allowed, inside * g, 0.0).sum(-1, keepdim=True) / mass
     excess = g - eta
     active = allowed & (q >= smallest)
+    if problem.constraints:
+        gap = linear_gap(problem.constraints, inside, g, allowed, reads=True)
+    else:
+        gap = torch.where(allowed, inside * (best - g), 0.0).sum(-1, keepdim=True)
     return Certificate(
-        gap=torch.where(mass > 0, torch.where(allowed, inside * (best - g), 0.0), torch.inf).sum(-1),
+        gap=torch.where(mass > 0, gap, torch.inf).squeeze(-1),
         multiplier=(eta + peak).squeeze(-1),
         active_residual=excess.abs().masked_fill(~active, 0.0).amax(-1),
         inactive_violation=excess.masked_fill(~allowed | active, 0.0).clamp_min(0.0).amax(-1),
         mass_error=(q.sum(-1) - 1).abs(),
         leak=(q * ~allowed).abs().sum(-1) + (-q).clamp_min(0.0).sum(-1),
+        violation=violation(problem.constraints, inside, allowed),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.rows import in_blocks
+from simplexity.rows import exp_, in_blocks, normalise_
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,17 @@ class Narrowed:
         # add, not set: padding repeats an id, with nothing to add
         return q.new_zeros(*q.shape[:-1], size).scatter_add_(-1, self.ids, q)
 
+    def widen_log(self, log_q: Tensor, size: int) -> Tensor:
+        """log q on the narrowed columns as log q on the whole vocabulary, −inf elsewhere."""
+        if self.ids is None:
+            return log_q
+        return self.raise_(log_q.new_full((*log_q.shape[:-1], size), -torch.inf), log_q)
+
+    def raise_(self, x: Tensor, values: Tensor) -> Tensor:
+        """Another `[..., V]`, at least `values` `[..., n]` on the narrowed columns, in place."""
+        # the larger one: padding repeats an id, with −inf
+        return x.copy_(values) if self.ids is None else x.scatter_reduce_(-1, self.ids, values, "amax")
+
     def tokens(self, columns: Tensor) -> Tensor:
         """Column numbers `[...]` as token ids."""
         return columns if self.ids is None else self.ids.gather(-1, columns.unsqueeze(-1)).squeeze(-1)
@@ -59,14 +70,28 @@ class Narrowed:
 
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """A solution on the columns that weigh: q `[..., n]` there, and how to write down q everywhere.
+    """A solution on the columns that weigh, q `[..., n]` there; `rest` gives log q `[..., V]`, right on all others.
 
-    All other columns together weigh less than the rounding error of q's sum, so a draw can do without them.
+    Those together weigh less than the rounding error of q's sum, so a draw can do without them. Without `rest` they
+    have none.
     """
 
     q: Tensor
     columns: Narrowed
-    write: Callable[[], Tensor]
+    size: int
+    rest: Callable[[], Tensor] | None = None
+
+    def write(self) -> Tensor:
+        """q `[..., V]`."""
+        if self.rest is None:
+            return self.columns.widen(self.q, self.size)
+        return normalise_(self.columns.add_(self.columns.drop_(exp_(self.rest())), self.q))
+
+    def write_log(self) -> Tensor:
+        """log q `[..., V]`."""
+        if self.rest is None:
+            return self.columns.widen_log(self.q.log(), self.size)
+        return self.columns.raise_(self.columns.drop_(self.rest(), -torch.inf), self.q.log())
 
 
 def narrow_to(kept: Tensor, scores: Tensor) -> Narrowed:

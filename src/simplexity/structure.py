@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from simplexity.regularisers import KL, Coverage, NegEntropy, Regulariser, Sum
+from torch import Tensor
+
+from simplexity.regularisers import KL, Coverage, HalfSquare, NegEntropy, Regulariser, Sum, Tsallis
 from simplexity.rows import is_number
 
 
@@ -21,6 +23,20 @@ def entropic(regulariser: Regulariser) -> tuple[Any, Any] | None:
     if is_number(weight) and weight == 0:
         return None
     return weight, sum(c * part[1] for c, part in parts if part is not None) / weight
+
+
+def entropic_power(regulariser: Regulariser) -> tuple[Any, Any, Any, float, float] | None:
+    """(c, log r, b, α, d) when Ω = c·KL(q ‖ r) + b·(Σ q^α/(α(α−1)) − d·Σ q), up to a constant."""
+    if not isinstance(regulariser, Sum):
+        return None
+    powers = [(b, term) for b, term in regulariser.terms if isinstance(term, (HalfSquare, Tsallis))]
+    base = entropic(Sum(tuple(part for part in regulariser.terms if not isinstance(part[1], (HalfSquare, Tsallis)))))
+    if len(powers) != 1 or base is None:
+        return None
+    ((b, term),) = powers
+    if isinstance(term, HalfSquare):
+        return *base, b, 2.0, 0.0
+    return None if isinstance(term.alpha, Tensor) else (*base, b, term.alpha, 1.0 / (term.alpha * (term.alpha - 1.0)))
 
 
 def entropic_coverage(regulariser: Regulariser) -> tuple[Any, Any, Any, Coverage] | None:

@@ -1,6 +1,5 @@
 """From a problem to its q: `solve` chooses a solver by the problem, or takes the one it is given."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
@@ -8,9 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from simplexity.constraints import ball_of, has_ball
 from simplexity.narrow import Inside, Narrowed, crowded, narrow_to
-from simplexity.problem import Problem, raise_for
-from simplexity.rows import BLOCK, all_finite, argmax, one_hot_argmax, total
+from simplexity.problem import COMPLAINTS, Problem, Status, raise_for
+from simplexity.rows import BLOCK, all_finite, argmax, first_rows, one_hot_argmax, total
 from simplexity.solvers.closed_form import ClosedForm, is_greedy, project_to_simplex
 from simplexity.solvers.dual_root import DualRoot
 from simplexity.solvers.mirror_ascent import MirrorAscent
@@ -36,6 +36,8 @@ class Solver(Protocol):
         ...
 
 
+TOGETHER = 1e-4  # how far the nearest point may lie outside a ball before the constraints count as apart
+
 SOLVERS: dict[str, Any] = {kind.name: kind for kind in (ClosedForm, DualRoot, MirrorAscent)}
 
 
@@ -48,11 +50,20 @@ class Solution:
     size: int
     status: Tensor | None  # int8 [...], a `Status`: rows that are not OK have q = 0. None: all are OK
 
-    write: Callable[[], Tensor] | None = None  # q everywhere, where the columns hold it only up to rounding
+    outer: Narrowed | None = None  # the columns in which `inside` was solved,
+    inside: Inside | None = None  # where `columns` hold q only up to rounding
 
     def dense(self) -> Tensor:
         """q `[..., V]`, exact zeros off the support."""
-        return self.columns.widen(self.q, self.size) if self.write is None else self.write()
+        if self.inside is None or self.outer is None:
+            return self.columns.widen(self.q, self.size)
+        return self.outer.widen(self.inside.write(), self.size)
+
+    def log_dense(self) -> Tensor:
+        """log q `[..., V]`, −inf off the support."""
+        if self.inside is None or self.outer is None:
+            return self.columns.widen_log(self.q.log(), self.size)
+        return self.outer.widen_log(self.inside.write_log(), self.size)
 
 
 def solve(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Any:
@@ -98,8 +109,10 @@ def find_solution(
     if validate:
         problem.check_parameters()
     scores = problem.open_scores()
-    narrows = reads and problem.regulariser.columnwise
+    narrows = reads and problem.regulariser.columnwise and not problem.constraints
     peaks = peaks if scores is problem.scores else None
+    if narrows and peaks is None and not all_finite(scores.amax(-1)):  # a row without a best score cannot be cut
+        raise_for(problem.status())
     columns = problem.support.narrow(scores, peaks) if narrows else _masked(problem, scores)
     known = validate and peaks is not None and problem.support.keeps_best
     best = (peaks if known and peaks is not None else columns.scores).amax(-1, keepdim=True)
@@ -108,6 +121,7 @@ def find_solution(
         # a NaN or a +inf is the largest score of its row, and no support but a list of ids drops that
         if not known and not (all_finite(best) and (problem.support.keeps_best or all_finite(scores.amax(-1)))):
             raise_for(problem.status(best))
+        problem.check_feasible()
     else:
         status = problem.status(best)
         # a row that cannot be solved becomes one that can, and is erased below
@@ -122,15 +136,28 @@ def find_solution(
     found = _solve_open(problem, columns, chosen, looks)
     if isinstance(found, Inside):
         size = problem.scores.shape[-1]
-        return Solution(
-            found.q, found.columns.within(columns), size, status, lambda: columns.widen(found.write(), size)
-        )
+        return Solution(found.q, found.columns.within(columns), size, status, columns, found)
     q = found.to(problem.scores.dtype)
     if validate and not problem.regulariser.columnwise and not all_finite(total(q)):
         raise ValueError(f"{chosen.name} found no distribution: is the regulariser convex, and finite on the support?")
+    if problem.constraints and len(problem.constraints) > 1 and has_ball(problem.constraints):
+        status = _meets_all(problem, q, status)
     if status is not None:
         q = q.masked_fill((status != 0).unsqueeze(-1), 0.0)
     return Solution(q, columns, problem.scores.shape[-1], status)
+
+
+def _meets_all(problem: Problem, q: Tensor, status: Tensor | None) -> Tensor | None:
+    """The status, INFEASIBLE where each constraint can be met but not all: the solver stopped at the nearest point."""
+    ball = ball_of(problem.constraints, problem.scores)
+    assert ball is not None
+    apart = (ball.value(q) > ball.bound + TOGETHER).squeeze(-1)
+    if status is not None:
+        return torch.where((status == 0) & apart, Status.INFEASIBLE, status).to(torch.int8)
+    if bool(apart.any()):
+        why = "each of them can be met, but not all together"
+        raise ValueError(f"{first_rows(apart)}: {COMPLAINTS[Status.INFEASIBLE]}: {why}")
+    return None
 
 
 def _masked(problem: Problem, scores: Tensor) -> Narrowed:
@@ -158,7 +185,12 @@ def _solve_open(problem: Problem, columns: Narrowed, solver: Solver, reads: bool
     omega = omega if columns.ids is None else omega.take(columns.ids)
     solver = solver.on(columns) if isinstance(solver, MirrorAscent) else solver
     opened = replace(problem, scores=columns.scores, regulariser=omega, support=Everything())
-    if not isinstance(problem.lam, Tensor) or is_greedy(problem) or isinstance(solver, MirrorAscent):
+    if (
+        not isinstance(problem.lam, Tensor)
+        or is_greedy(problem)
+        or isinstance(solver, MirrorAscent)
+        or problem.constraints  # their solvers know rows with λ = 0
+    ):
         return solver(opened, reads)
     # rows with λ = 0 are solved with some other λ, to keep their arithmetic finite, then replaced
     greedy = problem.lam == 0

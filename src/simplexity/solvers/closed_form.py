@@ -1,6 +1,6 @@
 """Problems whose solution can be written down.
 
-Ω = 0 or λ = 0             all mass on the best score
+Ω = 0 or λ = 0             all mass on the best score; under caps and bounds on groups, filled best first
 Ω = c·KL(q ‖ r)            q ∝ r·exp(s / λc)           (softmax where r is uniform)
 Ω = c·½‖q‖²                q = (s − η)_+ / λc          (sparsemax)
 Ω = c·Tsallis, α = 1.5     q = ((s − η)_+ / 2λc)²      (1.5-entmax)
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from simplexity.constraints import bounds_of, has_ball
 from simplexity.problem import Problem
 from simplexity.regularisers import HalfSquare, Regulariser, Sum, Tsallis, Zero
 from simplexity.rows import divide, exp_, is_number, normalise_, one_hot_argmax, softmax_
@@ -25,6 +26,10 @@ class ClosedForm:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem; None when it can."""
+        if problem.constraints:
+            if is_greedy(problem) and not has_ball(problem.constraints):
+                return None
+            return "within constraints only lam = 0 under caps and bounds on groups has a closed form"
         form = power_form(problem.regulariser)
         if is_greedy(problem) or entropic(problem.regulariser) or (form is not None and form[1] in (1.5, 2)):
             return None
@@ -33,6 +38,10 @@ class ClosedForm:
     def __call__(self, problem: Problem, reads: bool) -> Tensor:
         """q `[..., V]` for scores with maximum 0 whose forbidden tokens are −inf."""
         x, lam = problem.scores, problem.lam
+        if problem.constraints:
+            bounds = bounds_of(problem.constraints, x > -torch.inf, x)
+            assert bounds is not None
+            return bounds.fill(x)
         if is_greedy(problem):
             return one_hot_argmax(x)
         if (parts := entropic(problem.regulariser)) is not None:

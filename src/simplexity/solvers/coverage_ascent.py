@@ -48,12 +48,11 @@ def coverage_ascent(problem: Problem, parts: Any, steps: int, step: float | Tens
     if columns.ids is None:
         return normalise_(q_inside)
 
-    def write() -> Tensor:
+    def rest() -> Tensor:
         drive = plus(w, reward, x) if isinstance(w, Tensor) else x + w * reward
-        q = exp_(plus(drive.sub_(level), climb, anchor).add_(scale.log().to(x.dtype) - base))
-        return normalise_(columns.add_(columns.drop_(q), q_inside))
+        return plus(drive.sub_(level), climb, anchor).add_(scale.log().to(x.dtype) - base)
 
-    return Inside(q_inside, columns, write)
+    return Inside(q_inside, columns, x.shape[-1], rest)
 
 
 def _weighing(

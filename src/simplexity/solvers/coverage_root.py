@@ -64,11 +64,7 @@ def coverage_root(problem: Problem, parts: Any, reads: bool) -> Tensor | Inside:
     if columns.ids is None:
         return normalise_(q_inside.to(a.dtype))
 
-    def write() -> Tensor:
-        q = exp_(risen - eta.to(a.dtype))
-        return normalise_(columns.add_(columns.drop_(q), q_inside.to(a.dtype)))
-
-    return Inside(q_inside.to(a.dtype), columns, write)
+    return Inside(q_inside.to(a.dtype), columns, a.shape[-1], lambda: risen - eta.to(a.dtype))
 
 
 def _inside(a: Tensor, gain: Tensor, k: int | Tensor, reads: bool) -> tuple[Tensor, Tensor]:

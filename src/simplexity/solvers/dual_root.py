@@ -1,22 +1,23 @@
 """Separable problems, solved exactly by one scalar root per row.
 
 For Ω(q) = Σ φ_v(q_v) stationarity gives  q_v(η) = (φ_v')⁻¹((s_v − η)/λ), clipped at 0, decreasing in η:
-the multiplier is the root of  Σ_v q_v(η) = 1.
+the multiplier is the root of  Σ_v q_v(η) = 1. Constraints bring further multipliers: see `constrained`.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from simplexity.constraints import has_ball
 from simplexity.narrow import Inside, narrow_to
 from simplexity.problem import Problem
-from simplexity.regularisers import Regulariser
 from simplexity.roots import find_root
-from simplexity.rows import block_maxima, normalise_, power, tiny, total
-from simplexity.solvers.closed_form import power_form
+from simplexity.rows import block_maxima, normalise_, power, total
+from simplexity.solvers.closed_form import is_greedy, power_form
+from simplexity.solvers.constrained import constrained_root
 from simplexity.solvers.coverage_root import coverage_root
+from simplexity.solvers.slopes import at_slope
 from simplexity.structure import entropic_coverage
 
 GENTLE = 1.05  # below, (z − η)^e with its large e loses digits that the general method keeps
@@ -32,6 +33,8 @@ class DualRoot:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem; None when it can."""
+        if is_greedy(problem) and has_ball(problem.constraints):
+            return None  # the multiplier of the ball makes it strictly convex
         if not problem.regulariser.separable:
             return "the regulariser is not separable token by token"
         if not problem.regulariser.strict:
@@ -42,6 +45,8 @@ class DualRoot:
 
     def __call__(self, problem: Problem, reads: bool) -> Tensor | Inside:
         """q for scores whose forbidden tokens are −inf."""
+        if problem.constraints:
+            return constrained_root(problem, reads)
         if (parts := entropic_coverage(problem.regulariser)) is not None:
             return coverage_root(problem, parts, reads)
         if reads and (form := power_form(problem.regulariser)) is not None and GENTLE < form[1] < 2:
@@ -55,9 +60,7 @@ def dual_root(problem: Problem, reads: bool) -> Tensor:
     allowed = x > -torch.inf
 
     def at(eta: Tensor) -> Tensor:
-        slope = (x - eta) / lam
-        q = omega.inverse_grad(slope)
-        return torch.where(allowed, invert(omega, slope, reads) if q is None else q, 0.0)
+        return torch.where(allowed, at_slope(omega, (x - eta) / lam, reads), 0.0)
 
     # At η = max_v (s_v − λφ_v'(1)) some token has q = 1 and none more; at max_v (s_v − λφ_v'(1/n)) none
     # has more than 1/n. So the sum crosses 1 in between, and is positive and finite at both ends.
@@ -85,7 +88,7 @@ def entmax(x: Tensor, alpha: float) -> Tensor | Inside:
     columns = narrow_to((z - (low - 1e-6).to(z.dtype)).relu_(), z)
     inside = columns.scores if columns.scores.shape[-1] > FEW else columns.scores.double()
     q = _powers(inside, climb_to_root(inside, e, low), e).to(x.dtype)
-    return Inside(q, columns, lambda: columns.widen(q, z.shape[-1]))
+    return Inside(q, columns, z.shape[-1])
 
 
 def climb_to_root(z: Tensor, e: float, eta: Tensor) -> Tensor:
@@ -107,10 +110,3 @@ def climb_to_root(z: Tensor, e: float, eta: Tensor) -> Tensor:
 
 def _powers(z: Tensor, eta: Tensor, e: float) -> Tensor:
     return normalise_(power((z - eta.to(z.dtype)).clamp_min_(0.0), e))
-
-
-def invert(omega: Regulariser, slope: Tensor, reads: bool) -> Tensor:
-    """q in [0, 1] with φ'(q) = slope, token by token, by bracketing in log q: precise down to the smallest numbers."""
-    low, high = torch.full_like(slope, math.log(tiny(slope.dtype))), torch.zeros_like(slope)
-    q = torch.exp(find_root(lambda y: slope - omega.grad(torch.exp(y)), low, high, reads))
-    return q.masked_fill(slope <= omega.grad(torch.exp(low)), 0.0).masked_fill_(slope == -torch.inf, 0.0)

@@ -3,6 +3,8 @@
 q_{j+1} = argmax_q  <∇f(q_j), q> − D_ψ(q, q_j)/step
 entropic,  ψ = Σ q log q:   q ← q·exp(step·∇f) / norm
 Euclidean, ψ = ½‖q‖²:       q ← projection of q + step·∇f, which is projected gradient ascent
+
+Within constraints the same step is itself a problem with Ω = ψ, solved by its dual roots.
 """
 
 import math
@@ -16,9 +18,10 @@ from torch import Tensor
 from simplexity.coverage import Geometry
 from simplexity.narrow import Inside, Narrowed
 from simplexity.problem import Problem
-from simplexity.regularisers import KL, Regulariser, Sum
-from simplexity.rows import exp_, first_rows, is_number, log_total, per_row, total
+from simplexity.regularisers import KL, HalfSquare, NegEntropy, Regulariser, Sum
+from simplexity.rows import exp_, first_rows, is_number, log_total, per_row, tiny, total
 from simplexity.solvers.closed_form import project_to_simplex
+from simplexity.solvers.constrained import constrained_root, linear_gap
 from simplexity.solvers.coverage_ascent import coverage_ascent
 from simplexity.structure import entropic_coverage
 
@@ -80,15 +83,17 @@ class MirrorAscent:
         allowed = x > -torch.inf
         default = 1e-10 if x.dtype == torch.float64 else 1e-5
         tolerance = default if self.tolerance is None else self.tolerance
-        climb = _Climb(problem, allowed, self.geometry)
+        climb = _Climb(problem, allowed, self.geometry, reads)
         place = climb.place(self._first(problem, allowed, reads))
+        if problem.constraints:
+            place = climb.move(place, torch.zeros_like(x), 1.0)
         trial = _first_trial(problem)
         most = self.max_steps or (2000 if reads else 200)
         for _ in range(most if self.steps is None else int(self.steps)):
             q = climb.distribution(place)
             g = problem.gradient(q)
-            if self.steps is None:
-                done = _gap(q, g, allowed) <= tolerance
+            if self.steps is None and (reads or not problem.constraints):
+                done = climb.gap(q, g) <= tolerance
                 if reads and bool(done.all()):
                     return q
             else:
@@ -101,7 +106,7 @@ class MirrorAscent:
             place = moved if done is None else torch.where(done, place, moved)
         q = climb.distribution(place)
         if self.steps is None and reads:
-            left = _gap(q, problem.gradient(q), allowed).squeeze(-1)
+            left = climb.gap(q, problem.gradient(q)).squeeze(-1)
             if bool((left > tolerance).any()):
                 warnings.warn(
                     f"mirror ascent stopped after {most} steps with a gap of {left.max():.2g} above the "
@@ -116,6 +121,7 @@ class MirrorAscent:
         parts = entropic_coverage(problem.regulariser)
         if (
             not self.steps
+            or problem.constraints
             or parts is None
             or len(getattr(problem.regulariser, "terms", ())) != 2  # one KL, one coverage: they agree on r
             or step is None
@@ -170,8 +176,8 @@ def _is(start: Tensor | str, name: str) -> bool:
 class _Climb:
     """One geometry's coordinates: log q for the entropic one, q for the Euclidean."""
 
-    def __init__(self, problem: Problem, allowed: Tensor, geometry: Geometry) -> None:
-        self.problem, self.allowed, self.entropic = problem, allowed, geometry == "entropic"
+    def __init__(self, problem: Problem, allowed: Tensor, geometry: Geometry, reads: bool) -> None:
+        self.problem, self.allowed, self.entropic, self.reads = problem, allowed, geometry == "entropic", reads
 
     def place(self, q: Tensor) -> Tensor:
         return q.log() - log_total(q.log()) if self.entropic else q
@@ -181,10 +187,29 @@ class _Climb:
 
     def move(self, place: Tensor, g: Tensor, step: float | Tensor) -> Tensor:
         raised = place + step * g
+        if self.problem.constraints:
+            return self._within(raised)
         if not self.entropic:
             return project_to_simplex(raised, self.allowed)
         # −inf stays −inf: a forbidden token has a score of −inf, and −inf + (−inf) is no NaN
         return raised - log_total(raised)
+
+    def _within(self, raised: Tensor) -> Tensor:
+        """The place nearest to `raised`, in this geometry, that meets the constraints."""
+        raised = torch.where(self.allowed, raised, -torch.inf)
+        raised = raised - raised.amax(-1, keepdim=True)
+        potential = NegEntropy() if self.entropic else HalfSquare()
+        step = Problem(raised, potential, sound=True, constraints=self.problem.constraints)
+        q = constrained_root(step, self.reads)
+        # a token that underflows is not lost for good
+        return q.clamp_min(tiny(q.dtype)).log().masked_fill(~self.allowed, -torch.inf) if self.entropic else q
+
+    def gap(self, q: Tensor, g: Tensor) -> Tensor:
+        """max <g, u − q> over all u there are to choose from, `[..., 1]`."""
+        if self.problem.constraints:
+            return linear_gap(self.problem.constraints, q, g, self.allowed, self.reads)
+        best = g.masked_fill(~self.allowed, -torch.inf).amax(-1, keepdim=True)
+        return torch.where(self.allowed, q * (best - g), 0.0).sum(-1, keepdim=True)
 
     def spread(self, new: Tensor, q_new: Tensor, old: Tensor, q: Tensor) -> Tensor:
         """D_ψ(q_new, q) + D_ψ(q, q_new), summed from non-negative terms."""
@@ -219,8 +244,3 @@ def _first_trial(problem: Problem) -> Tensor:
     lam = problem.lam
     first = torch.ones_like(problem.scores[..., :1])
     return first / (lam.clamp_min(1e-6) if isinstance(lam, Tensor) else max(lam, 1e-6))
-
-
-def _gap(q: Tensor, g: Tensor, allowed: Tensor) -> Tensor:
-    best = g.masked_fill(~allowed, -torch.inf).amax(-1, keepdim=True)
-    return torch.where(allowed, q * (best - g), 0.0).sum(-1, keepdim=True)
