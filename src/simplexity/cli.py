@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ import torch
 from rich.text import Text
 
 import simplexity
+from simplexity.context import Context
 from simplexity.decoders import decoder, decoders
 from simplexity.evaluation import commands
 from simplexity.explaining import DEFAULT, ascent_path, explain_step
@@ -33,6 +34,8 @@ from simplexity.options import (
     DtypeOption,
     FileOption,
     ModelOption,
+    OtherModelOption,
+    OtherPromptOption,
     PromptArgument,
     RawOption,
     SeedOption,
@@ -87,6 +90,14 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="how many tokens at most")] = 128,
     mode: Annotated[bool, typer.Option("--mode", help="take the mode of q at each step instead of drawing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with log q and log p of every token")] = False,
+    other_prompt: OtherPromptOption = None,
+    other_model: OtherModelOption = None,
+    schema: Annotated[
+        Path | None, typer.Option("--json-schema", help="write JSON that is valid under the schema in this file")
+    ] = None,
+    banned: Annotated[
+        list[str] | None, typer.Option("--ban", help="a string that must not appear; may be repeated")
+    ] = None,
     file: FileOption = None,
     raw: RawOption = False,
     model: ModelOption = None,
@@ -95,17 +106,26 @@ def generate(
 ) -> None:
     """Write text with one decoder."""
     chosen, text = decoder(spec), _prompt(prompt, file)
+    two = other_prompt is not None or other_model is not None
+    if (lack := _lack(chosen, two)) is not None:
+        raise ValueError(lack)
+    if two and not chosen.reads("other"):
+        raise ValueError(f"{chosen.name} looks at one model alone: leave out --other-prompt and --other-model")
+    rules = None if schema is None else _schema(schema)
     seed = secrets.randbits(63) if seed is None else seed
     language_model = _load(model, device, dtype)
     from simplexity.engines.transformers import generate as write
     from simplexity.show.streaming import Stream
 
     inputs = language_model.encode([text], raw)
+    other = _other(language_model, text, other_prompt, other_model, raw, device, dtype)
+    masks = _masks(language_model, rules, banned or [])
     with _steps(f"{n} samples", max_tokens, quiet=not as_json and n == 1) as advance:
         stream = Stream(language_model.tokenizer, None if as_json else sys.stdout, advance, show=n == 1)
         found = write(
             language_model.model, inputs["input_ids"], chosen, n, max_tokens, [seed],
-            mode=mode, trace=as_json, streamer=stream, attention_mask=inputs["attention_mask"],
+            mode=mode, trace=as_json, streamer=stream, other=other, masks=masks,
+            attention_mask=inputs["attention_mask"],
         )  # fmt: skip
     samples = [language_model.text(row) for row in found.tokens]
     if as_json:
@@ -129,6 +149,8 @@ def compare(
     max_tokens: Annotated[int, typer.Option(min=1, help="how many tokens at most")] = 64,
     page: Annotated[Path | None, typer.Option("--html", help="also write one self-contained page")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="also draw a figure (.png, .svg, .pdf)")] = None,
+    other_prompt: OtherPromptOption = None,
+    other_model: OtherModelOption = None,
     file: FileOption = None,
     raw: RawOption = False,
     model: ModelOption = None,
@@ -136,20 +158,20 @@ def compare(
     dtype: DtypeOption = None,
 ) -> None:
     """Write with several decoders on the same prompt, and compare."""
-    chosen, text = list(specs or DEFAULT), _prompt(prompt, file)
-    for one in chosen:
-        decoder(one)
+    two = other_prompt is not None or other_model is not None
+    chosen, text = _usable(specs or DEFAULT, two), _prompt(prompt, file)
     _check_outputs(plot, page)
     seed = secrets.randbits(31) if seed is None else seed
     language_model = _load(model, device, dtype)
+    other = _other(language_model, text, other_prompt, other_model, raw, device, dtype)
     from simplexity.comparing import compare as run
 
     with _steps("decoders", len(chosen)) as advance:
-        results = run(language_model, text, chosen, n, max_tokens, seed, raw, done=lambda _: advance())
+        results = run(language_model, text, chosen, n, max_tokens, seed, raw, lambda _: advance(), other)
     out = terminal.console()
     out.print(Text(text, style="bold"))
     out.print(terminal.show_comparison(results, n))
-    step = explain_step(language_model.next_scores(text, raw), chosen, lambda i: language_model.tokenizer.decode([i]))
+    step = _explained(language_model, text, chosen, raw, other)
     if page is not None:
         from simplexity.show.page import compare_page
 
@@ -173,6 +195,8 @@ def explain(
         Path | None, typer.Option("--simplex", help="draw the three-token simplex to this file; needs no prompt")
     ] = None,
     scores: Annotated[str, typer.Option(help="--simplex: the three scores")] = "3,2,0",
+    other_prompt: OtherPromptOption = None,
+    other_model: OtherModelOption = None,
     file: FileOption = None,
     raw: RawOption = False,
     model: ModelOption = None,
@@ -180,22 +204,19 @@ def explain(
     dtype: DtypeOption = None,
 ) -> None:
     """Show the next-token distribution before and after each decoder, with its certificate."""
-    chosen = list(specs or DEFAULT)
-    for one in chosen:
-        decoder(one)
+    chosen = _usable(specs or DEFAULT, other_prompt is not None or other_model is not None)
     _check_outputs(plot, None)
     _check_outputs(simplex, None)
     out = terminal.console()
     if simplex is not None:
-        _draw_simplex(simplex, scores, list(specs or SIMPLEX))
+        _draw_simplex(simplex, scores, _usable(specs or SIMPLEX, False))
         print(f"wrote {simplex}")
         if prompt is None and file is None:
             return
     text = _prompt(prompt, file)
     language_model = _load(model, device, dtype)
-    step = explain_step(
-        language_model.next_scores(text, raw), chosen, lambda i: language_model.tokenizer.decode([i]), top
-    )
+    other = _other(language_model, text, other_prompt, other_model, raw, device, dtype)
+    step = _explained(language_model, text, chosen, raw, other, top)
     out.print(Text(text, style="bold"))
     out.print(Text("The next token: the model's probability → the decoder's.\n", style="dim"))
     out.print(terminal.show_step(step, out.width))
@@ -269,6 +290,73 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if not text.strip():
         raise ValueError("the prompt is empty")
     return text
+
+
+def _lack(chosen: Any, two: bool) -> str | None:
+    """What a decoder needs and was not given, in a sentence; `two`: there is another model."""
+    if "other" in chosen.needs and not two:
+        return f"{chosen.name} needs another model's logits: give --other-prompt or --other-model"
+    if "rewards" in chosen.needs:
+        return f"{chosen.name} needs a reward for every token: it is used from Python, with generate(…, rewards=…)"
+    return None
+
+
+def _usable(specs: Sequence[str], two: bool) -> list[str]:
+    """The decoders that have what they need; a line says which do not."""
+    lacks = {spec: _lack(decoder(spec), two) for spec in specs}
+    said = [f"{spec} is left out: {lack}" for spec, lack in lacks.items() if lack is not None]
+    if len(said) == len(lacks):
+        raise ValueError("; ".join(lack for lack in lacks.values() if lack is not None))
+    for line in said:
+        _note(line)
+    return [spec for spec in specs if lacks[spec] is None]
+
+
+def _other(
+    first: Any, prompt: str, other: str | None, name: str | None, raw: bool, device: str | None, dtype: str | None
+) -> Any:
+    """The second model of the options, under its prompt; None where there is none."""
+    if other is None and name is None:
+        return None
+    from simplexity.engines.other_model import OtherModel
+
+    second = first if name is None else _load(name, device, dtype)
+    if second.tokenizer.get_vocab() != first.tokenizer.get_vocab():
+        raise ValueError(f"{second.name} and {first.name} have different tokens: two models must share a tokenizer")
+    inputs = second.encode([prompt if other is None else other], raw, empty=True)
+    return OtherModel(second.model, **inputs)
+
+
+def _explained(language_model: Any, text: str, specs: list[str], raw: bool, other: Any, top: int = 8) -> Any:
+    """The first step after the prompt; the other model's logits stand beside it."""
+    scores, context = language_model.next_scores(text, raw), None
+    if other is not None:
+        from simplexity.engines.other_model import Reading
+
+        beside = Reading(other, 1).after(other.input_ids[:, :0])[0].cpu()
+        context = Context(other=beside)
+    return explain_step(scores, specs, lambda i: language_model.tokenizer.decode([i]), top, context)
+
+
+def _schema(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def _masks(language_model: Any, schema: Any, banned: list[str]) -> list[Any]:
+    from simplexity.masks.banned import BannedStrings
+    from simplexity.masks.grammar import Grammar
+
+    masks: list[Any] = []
+    if schema is not None:
+        masks.append(Grammar.json_schema(language_model.tokenizer, schema, language_model.ends))
+    if banned:
+        masks.append(BannedStrings(language_model.tokenizer, banned))
+    return masks
 
 
 def _load(name: str | None, device: str | None, dtype: str | None) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simplexity.decoders import decoder
+from simplexity.engines.other_model import OtherModel
 from simplexity.engines.transformers import generate
 from simplexity.models import LanguageModel
 
@@ -43,8 +44,12 @@ def compare(
     seed: int = 0,
     raw: bool = False,
     done: Callable[[Compared], None] = lambda _: None,
+    other: OtherModel | None = None,
 ) -> list[Compared]:
-    """n samples of each decoder from one seed; `done` is told of each as it is finished."""
+    """n samples of each decoder from one seed; `done` is told of each as it is finished.
+
+    `other` reads along with the decoders of two models, and with no others.
+    """
     inputs = language_model.encode([prompt], raw)
     for spec in specs:
         decoder(spec)  # a typing error should not cost the decoders before it
@@ -61,6 +66,7 @@ def compare(
             max_new_tokens=max_new_tokens,
             seeds=[seed],
             trace=True,
+            other=other if decoder(spec).reads("other") else None,
         )
         assert found.entropy is not None
         assert found.effective_temperature is not None

@@ -17,6 +17,7 @@ class Context:
     seeds:    `[...]` one seed per row
     siblings: `[...]` how many samples of the row's group still share its prefix, itself included
     other:    `[..., V]` another model's logits for the same step (an anchor, a contrast)
+    rewards:  `[..., V]` what choosing a token is worth (a value function, a classifier)
     mask:     `[..., V]` True where a token may be chosen (a grammar, a schema)
     """
 
@@ -25,6 +26,7 @@ class Context:
     seeds: Tensor | None = None
     siblings: Tensor | None = None
     other: Tensor | None = None
+    rewards: Tensor | None = None
     mask: Tensor | None = None
 
     def restrict(self, scores: Tensor) -> Tensor:
@@ -43,9 +45,28 @@ class Context:
 
     def other_like(self, scores: Tensor) -> Tensor | None:
         """The other model's logits, in the dtype and on the device of the scores."""
-        if self.other is not None and not _fits(self.other, scores):
-            raise ValueError(f"context.other must be {list(scores.shape)}, got {list(self.other.shape)}")
-        return None if self.other is None else self.other.detach().to(scores)
+        return self.like("other", scores)
+
+    def like(self, name: str, scores: Tensor) -> Tensor | None:
+        """A field `[..., V]` in the dtype and on the device of the scores."""
+        given: Tensor | None = getattr(self, name)
+        if given is not None and not _fits(given, scores):
+            raise ValueError(f"context.{name} must be {list(scores.shape)}, got {list(given.shape)}")
+        return None if given is None else given.detach().to(scores)
+
+
+NEEDED = {
+    "other": "another model's logits for the same step: Context(other=…), or other=OtherModel(…) inside transformers",
+    "rewards": "a reward for every token: Context(rewards=…), or rewards=… inside transformers",
+}
+
+
+def required(context: Context | None, name: str, scores: Tensor, by: str) -> Tensor:
+    """A field that the decoder `by` cannot do without, `[..., V]` like the scores."""
+    given = None if context is None else context.like(name, scores)
+    if given is None:
+        raise ValueError(f"{by} needs {NEEDED[name]}")
+    return given
 
 
 def _fits(x: Tensor, scores: Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from simplexity.certificate import Certificate
+from simplexity.context import Context
 from simplexity.decoders import decoder
 from simplexity.decoding import Decoder
 from simplexity.measures import Description
@@ -41,13 +42,18 @@ class Step:
 
 
 def explain_step(
-    scores: Tensor, specs: Sequence[str] = DEFAULT, text: Callable[[int], str] = str, top: int = 8
+    scores: Tensor,
+    specs: Sequence[str] = DEFAULT,
+    text: Callable[[int], str] = str,
+    top: int = 8,
+    context: Context | None = None,
 ) -> Step:
-    """Every decoder on one row of scores `[V]`."""
+    """Every decoder on one row of scores `[V]`; `context` holds another model's logits, for the decoders of two."""
     answers = []
     for spec in specs:
         chosen = decoder(spec)
-        answers.append(Explained(spec, chosen.distribution(scores), chosen.certify(scores), chosen.describe(scores)))
+        of = (scores, context if chosen.reads("other") else None)
+        answers.append(Explained(spec, chosen.distribution(*of), chosen.certify(*of), chosen.describe(*of)))
     ids = scores.topk(min(top, len(scores))).indices.tolist()
     return Step(torch.softmax(scores.float(), -1), ids, [text(i) for i in ids], answers)
 

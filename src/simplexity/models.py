@@ -31,16 +31,25 @@ class LanguageModel:
         """How many tokens prompt and answer may have together; None where the model does not say."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    def encode(self, prompts: Sequence[str], raw: bool = False, system: str | None = None) -> dict[str, Tensor]:
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end a text."""
+        found = self.model.generation_config.eos_token_id
+        found = self.tokenizer.eos_token_id if found is None else found
+        return [] if found is None else found if isinstance(found, list) else [found]
+
+    def encode(
+        self, prompts: Sequence[str], raw: bool = False, system: str | None = None, empty: bool = False
+    ) -> dict[str, Tensor]:
         """Token ids and attention mask `[n, length]`, padded on the left, on the model's device.
 
         Each prompt is put through the model's chat template, as the one message of a user, after the `system` message
-        where there is one; `raw` leaves it as it is.
+        where there is one; `raw` leaves it as it is. `empty` lets a prompt be empty.
         """
         if not prompts:
             raise ValueError("give at least one prompt")
         for prompt in prompts:
-            if not prompt.strip():
+            if not prompt.strip() and not empty:
                 raise ValueError("the prompt is empty")
         ids = [self._ids(prompt, raw, system) for prompt in prompts]
         length = max(map(len, ids))
@@ -61,7 +70,8 @@ class LanguageModel:
 
     def _ids(self, prompt: str, raw: bool, system: str | None) -> list[int]:
         if raw:
-            return self.tokenizer(prompt)["input_ids"]
+            start = self.tokenizer.bos_token_id  # a model must read something
+            return self.tokenizer(prompt)["input_ids"] or ([] if start is None else [start])
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(f"{self.name} has no chat template: pass the prompt as it is (--raw)")
         messages = [{"role": "system", "content": system}] if system else []

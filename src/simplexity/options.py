@@ -15,5 +15,12 @@ ModelOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, … [default: cuda where there is one]")]
 DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16 [default: float32 on a CPU]")]
 RawOption = Annotated[bool, typer.Option("--raw", help="leave the prompt as it is: no chat template")]
+OtherPromptOption = Annotated[
+    str | None,
+    typer.Option("--other-prompt", help="the other model's prompt, for decoders of two; may be empty [default: same]"),
+]
+OtherModelOption = Annotated[
+    str | None, typer.Option("--other-model", help="the other model, for decoders of two [default: the same one]")
+]
 SeedOption = Annotated[int | None, typer.Option(help="the same seed gives the same texts [default: a new one]")]
 DecodersOption = Annotated[list[str] | None, typer.Option("--decoder", help="a decoder's spec; may be repeated")]

@@ -9,6 +9,7 @@ import torch
 
 from simplexity import specs
 from simplexity.decoding import REGISTRY, Decoder
+from simplexity.parameters import rule_of
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -35,12 +36,13 @@ def decoder(spec: "str | dict[str, Any] | Decoder") -> Decoder:
         name, values = specs.parse(spec)
     elif isinstance(spec, dict) and isinstance(spec.get("decoder"), str):
         name, values = spec["decoder"], {k: v for k, v in spec.items() if k != "decoder"}
-        values = {k: _column(v) if isinstance(v, list) else v for k, v in values.items()}
     else:
         raise ValueError(f"a decoder is a spec such as 'top-p:p=0.9' or {{'decoder': 'top-p', 'p': 0.9}}, got {spec!r}")
     known = REGISTRY if name in REGISTRY else decoders()
     if name not in known:
         raise ValueError(f"unknown decoder {name!r}{specs.nearest(name, sorted(known))}")
+    listed = {f.name for f in known[name].parameters() if rule_of(f).listed}
+    values = {k: _column(v) if isinstance(v, list) and k not in listed else v for k, v in values.items()}
     return specs.build(known[name], values)
 
 

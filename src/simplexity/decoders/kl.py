@@ -19,6 +19,7 @@ class KLAnchored(Decoder, name="kl"):
     """
 
     objective = "max <q,s> − lam·KL(q‖r)"
+    uses = ("other",)
 
     lam: float | Tensor = parameter(1.0, "strength of the anchor", at_least=0)
     temperature: float | Tensor = temperature()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,9 @@ from simplexity import measures
 from simplexity.context import Context
 from simplexity.decoders import decoder as as_decoder
 from simplexity.draw import Seeds, as_seeds, derive_seeds, mode
+from simplexity.engines.other_model import OtherModel, Reading
 from simplexity.engines.roomy_cache import roomy_cache
+from simplexity.masks import Masker, allowed
 
 if TYPE_CHECKING:
     from simplexity.decoding import Decoder
@@ -42,6 +44,10 @@ NEUTRAL: dict[str, Any] = {
     "exponential_decay_length_penalty": None, "guidance_scale": None, "watermarking_config": None,
     "renormalize_logits": None, "remove_invalid_values": None, "penalty_alpha": None, "dola_layers": None,
 }  # fmt: skip
+
+
+Rewards = Tensor | Callable[[Tensor, int], Tensor]
+"""`[..., V]`, or a function of the tokens so far `[rows, T]`, prompt included, and the step that gives `[rows, V]`."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ class DecoderProcessor(LogitsProcessor):
 
     `seeds`: one for each row; without them draws come from `generator`, or torch's global one. `mode` takes the mode
     of q instead. The step is the number of tokens written since the first call, or since there were `start` tokens.
+    `other` is a second model that reads along, `rewards` are what `controlled` climbs, and `masks` say at every step
+    which tokens may come next. `live` tells which rows have not ended; without it all count as unfinished.
     """
 
     def __init__(
@@ -85,12 +93,18 @@ class DecoderProcessor(LogitsProcessor):
         mode: bool = False,
         trace: Trace | None = None,
         start: int | None = None,
+        other: OtherModel | None = None,
+        rewards: Rewards | None = None,
+        masks: Sequence[Masker] = (),
+        live: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         if seeds is not None and generator is not None:
             raise ValueError("give a generator or seeds, not both")
         self.decoder = as_decoder(decoder)
         self.seeds, self.generator, self.mode = seeds, generator, mode
         self.trace, self.start, self.last = trace, start, -1
+        self.other, self.rewards, self.masks, self.live = other, rewards, masks, live
+        self.reading: Reading | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scores `[rows, V]` in which one token a row is left."""
@@ -99,7 +113,12 @@ class DecoderProcessor(LogitsProcessor):
             self.start = length  # a new text begins
         self.last, step = length, length - self.start
         seeds = None if self.seeds is None else as_seeds(_listed(self.seeds), scores.shape[:-1], scores.device)
-        context = Context(tokens=input_ids, step=step, seeds=seeds)
+        written = input_ids[:, self.start :]
+        other, mask = self._other(written, scores.shape[-1]), self._mask(written, scores.shape[-1])
+        if other is not None and other.shape[-1] < scores.shape[-1]:
+            other, mask = _widened(other, scores.shape[-1], mask)
+        rewards = self.rewards(input_ids, step) if callable(self.rewards) else self.rewards
+        context = Context(tokens=input_ids, step=step, seeds=seeds, other=other, rewards=rewards, mask=mask)
         if self.mode:
             tokens = self.decoder.mode(scores, context=context)
         else:
@@ -107,6 +126,23 @@ class DecoderProcessor(LogitsProcessor):
         if self.trace is not None and step % self.trace.every == 0:
             self.trace.add(self.decoder, scores, context, tokens)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
+
+    def _other(self, written: Tensor, size: int) -> Tensor | None:
+        """The other model's logits `[rows, V]`, of fewer tokens where it has fewer."""
+        if self.other is None:
+            return None
+        if not written.shape[1]:
+            self.reading = Reading(self.other, len(written))
+        assert self.reading is not None
+        return self.reading.after(written)[:, :size].to(written.device)
+
+    def _mask(self, written: Tensor, size: int) -> Tensor | None:
+        if not self.masks:
+            return None
+        live = self.live()
+        if live is None:
+            live = torch.ones(len(written), dtype=torch.bool, device=written.device)
+        return allowed(self.masks, written, live, size)
 
 
 class Sampling:
@@ -116,8 +152,8 @@ class Sampling:
     Stopping criteria and `num_return_sequences` (with do_sample=True) work as always; a streamer is given here, because
     transformers does not hand its own on to a `custom_generate`, and so are `processors` of transformers' own classes
     that the scores are to go through first: given to `generate` they cannot be told from those of the configuration.
-    `seeds` are one for each prompt, from which those of its samples are derived; other arguments are those of
-    `DecoderProcessor`. `settings` holds afterwards what was not applied.
+    `seeds` are one for each prompt, from which those of its samples are derived, and so are the prompts of `other`, or
+    one for all; further arguments are those of `DecoderProcessor`. `settings` holds afterwards what was not applied.
     """
 
     def __init__(
@@ -126,10 +162,11 @@ class Sampling:
         seeds: Seeds | None = None,
         streamer: Any = None,
         processors: Sequence[Any] = (),
+        other: OtherModel | None = None,
         **options: Any,
     ) -> None:
         self.decoder, self.seeds, self.streamer, self.options = as_decoder(decoder), seeds, streamer, options
-        self.processors = processors
+        self.processors, self.other = processors, other
         self.settings: dict[str, Any] = {}
         self.ends = Ends()
 
@@ -153,10 +190,12 @@ class Sampling:
         self.ends = Ends(stopping_criteria or [])
         config.do_sample = False  # the draw is ours; transformers takes the one token left
         seeds, n = self.seeds, config.num_return_sequences or 1
+        prompts = len(input_ids) // n
         if seeds is not None:
-            prompts = torch.Size([len(input_ids) // n])
-            seeds = derive_seeds(as_seeds(_listed(seeds), prompts, input_ids.device), n)
-        own = DecoderProcessor(self.decoder, seeds, start=input_ids.shape[1], **self.options)
+            seeds = derive_seeds(as_seeds(_listed(seeds), torch.Size([prompts]), input_ids.device), n)
+        other = None if self.other is None else self.other.repeated(prompts, n)
+        live = self.ends.live
+        own = DecoderProcessor(self.decoder, seeds, start=input_ids.shape[1], other=other, live=live, **self.options)
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
         sample: Any = getattr(GenerationMixin, "_sample")  # noqa: B009
@@ -192,6 +231,10 @@ class Ends(StoppingCriteriaList):
             self.lengths = torch.zeros(len(input_ids), dtype=torch.int64, device=input_ids.device)
         self.lengths = torch.where((self.lengths == 0) & done, input_ids.shape[1], self.lengths)
         return done | full
+
+    def live(self) -> Tensor | None:
+        """Which rows have not ended, `[rows]`; None before the first token."""
+        return None if self.lengths is None else self.lengths == 0
 
 
 def distorting(config: Any) -> dict[str, Any]:
@@ -239,6 +282,9 @@ def generate(
     streamer: Any = None,
     stop: Sequence[str] = (),
     tokenizer: Any = None,
+    other: OtherModel | None = None,
+    rewards: Rewards | None = None,
+    masks: Sequence[Masker] = (),
     **options: Any,
 ) -> Generated:
     """n texts for each of the prompts `[prompts, length]`, padded on the left, drawn from the decoder's q.
@@ -248,19 +294,22 @@ def generate(
     trace:   also return log q and log p of every token, q's entropy and its effective temperature; a number: of the
              first token and every so many after it, because this costs as much as several draws.
     stop:    strings that end a text; they need the `tokenizer`.
+    other:   a second model that reads along, or the same one under another prompt, for the decoders that need its
+             logits. A token that only one of the two models has is forbidden.
+    rewards: what each next token is worth, for `controlled`.
+    masks:   what may come next at each step: grammars, banned strings, token sets; all of them hold.
     options: what else `model.generate` takes: attention_mask, stopping_criteria, …
     """
     if n < 1 or max_new_tokens < 1:
         raise ValueError(f"n and max_new_tokens must be at least 1, got {n} and {max_new_tokens}")
-    length, context = input_ids.shape[1], getattr(model.config, "max_position_embeddings", None)
-    if context is not None and length + max_new_tokens > context:
-        raise ValueError(
-            f"the prompt has {length} tokens and {max_new_tokens} are to be written, "
-            f"but the model reads {context} at most"
-        )
+    length = input_ids.shape[1]
+    _check_room(model, length, max_new_tokens, "the")
+    if other is not None:
+        _check_room(other.model, other.input_ids.shape[1], max_new_tokens, "the other model's")
     record = Trace(int(trace)) if trace else None
     own = options.get("logits_processor") or ()
-    sampling = Sampling(decoder, seeds, streamer, own, generator=generator, mode=mode, trace=record)
+    beyond: dict[str, Any] = {"rewards": rewards, "masks": masks}
+    sampling = Sampling(decoder, seeds, streamer, own, other, generator=generator, mode=mode, trace=record, **beyond)
     if stop:
         if tokenizer is None:
             raise ValueError("stop strings need the tokenizer")
@@ -295,6 +344,21 @@ def generate(
         steps = getattr(record, name)[: there.shape[1]]  # a stop noticed late leaves more steps than tokens
         measured[name] = torch.stack(steps, -1).masked_fill_(there, 0)
     return Generated(tokens, lengths, finished, seconds, sampling.settings, **measured)
+
+
+def _check_room(model: Any, length: int, new: int, whose: str) -> None:
+    context = getattr(model.config, "max_position_embeddings", None)
+    if context is not None and length + new > context:
+        raise ValueError(
+            f"{whose} prompt has {length} tokens and {new} are to be written, but the model reads {context} at most"
+        )
+
+
+def _widened(other: Tensor, size: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits for all `size` tokens, and a mask without those that were not there."""
+    known = torch.arange(size, device=other.device) < other.shape[-1]
+    wide = torch.nn.functional.pad(other, (0, size - other.shape[-1]))
+    return wide, known.expand(len(other), size) if mask is None else mask & known
 
 
 def _listed(seeds: Seeds) -> Sequence[int] | Tensor:
