@@ -172,3 +172,34 @@ def test_whole_numbers_of_numpy_are_seeds():
     x = rows("peaked", 1, 2048)
     plain = decoder("softmax").sample(x, seeds=[5], step=3)
     assert decoder("softmax").sample(x, seeds=[np.int64(5)], step=np.int64(3)) == plain
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0, 30.0])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "softmax", "top-p:p=0.8", "sparsemax", "bok", "bok:k=16,beta=3,lam=0.3", "bok:weights=top-m,m=4",
+        "bok:solver=exact", "bok:weights=uniform,beta=0.2", "bok:weights=rank",
+    ],
+)  # fmt: skip
+def test_log_q_is_that_of_the_reference(spec, scale):
+    x = scale * torch.randn(4, 5000)
+    x[1, ::3] = -torch.inf
+    log_q, status = decoder(spec).log_distribution(x)
+    q = decoder(spec).distribution(x.double())
+    assert not status.any()
+    assert 0.5 * (log_q.double().exp() - q).abs().sum(-1).max() < 1e-5
+    likely = q > 1e-30
+    torch.testing.assert_close(log_q[likely].double(), q[likely].log(), atol=2e-3, rtol=1e-5)
+    assert (log_q[q == 0] < -60).all()
+
+
+def test_log_q_in_place_leaves_a_row_that_cannot_be_solved():
+    x = torch.randn(3, 5000)
+    x[1, 7] = torch.nan
+    before = x.clone()
+    made, status = decoder("bok").log_distribution(x, out=x)
+    assert made is x
+    assert status.tolist() == [0, 1, 0]
+    torch.testing.assert_close(x[1], before[1], equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(x[[0, 2]].exp(), decoder("bok").distribution(before[[0, 2]]), atol=1e-6, rtol=1e-4)

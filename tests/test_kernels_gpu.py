@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from simplexity import Context, decoder  # noqa: E402
 from simplexity.draw import uniform  # noqa: E402
-from simplexity.kernels import gpu  # noqa: E402
+from simplexity.kernels import gpu, log_q_on_gpu  # noqa: E402
 from simplexity.kernels.plans import plan_for  # noqa: E402
 
 # the interpreter computes with numpy, which remarks on log 0 and inf − inf
@@ -26,6 +26,9 @@ SPECS = [
     "top-k:k=20,temperature=0.7",
     "top-p:p=0.9,temperature=0.8",
     "top-p:p=0.8,temperature=0.6,temperature_last=true",
+    "min-p:p=0.05,temperature=0.7",
+    "min-p:p=0.2,temperature=1.5,temperature_last=true",
+    "min-p:p=0",
     "sparsemax:lam=0.8",
     "entmax",
     "kl:lam=0.9,temperature=0.8",
@@ -108,6 +111,17 @@ def test_log_q_in_place_and_numbers_given(spec):
     torch.testing.assert_close(logs.exp(), written, atol=1e-6, rtol=1e-4)
 
 
+def test_a_row_that_cannot_be_solved_stays_as_it_is_in_place():
+    x = awkward(SIZES[-1])[:3].to(DEVICE)
+    x[1, 5] = torch.nan
+    before, alone = x.clone(), gpu.fused_distribution(x[[0, 2]].contiguous(), plan_of("softmax"), log=True)[0]
+    found, status = log_q_on_gpu(x, plan_of("softmax"), out=x)
+    assert found.data_ptr() == x.data_ptr()
+    assert status.tolist() == [0, 1, 0]
+    torch.testing.assert_close(x[1], before[1], equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(x[[0, 2]], alone, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     x = (3 * torch.randn(3, SIZES[-1], generator=torch.Generator().manual_seed(0))).to(dtype)
@@ -120,7 +134,7 @@ def test_half_precision(dtype):
 def test_parameters_per_row():
     x = awkward(SIZES[-1])[:3]
     rows = {"temperature": [0.5, 1.0, 2.0], "p": [0.3, 0.9, 1.0], "k": [1, 7, 10**6]}
-    for name, more in {"softmax": [], "top-p": ["p"], "top-k": ["k"]}.items():
+    for name, more in {"softmax": [], "top-p": ["p"], "min-p": ["p"], "top-k": ["k"]}.items():
         fields = ["temperature", *more]
         mixed = decoder({"decoder": name, **{f: rows[f] for f in fields}})
         problem = mixed._with({f: torch.tensor(rows[f]).unsqueeze(-1) for f in fields}).problem(torch.zeros(3, 1))

@@ -18,9 +18,10 @@ from simplexity import measures, specs
 from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
 from simplexity.draw import Seeds, as_seeds, check_draw, inverse_cdf, mode, uniforms
-from simplexity.kernels import draw_fused, draw_on_gpu, gpu_plan
+from simplexity.kernels import Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
 from simplexity.parameters import Rule, rule_of
-from simplexity.problem import Problem, raise_for, status_of
+from simplexity.penalties import penalise
+from simplexity.problem import Problem, Status, raise_for, status_of
 from simplexity.rows import all_finite, as_working, block_maxima, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
@@ -41,6 +42,11 @@ def _target(doc: str) -> Any:
     return field(default=None, kw_only=True, metadata={"rule": Rule(above=0, optional=True, doc=doc)})
 
 
+def _penalty(doc: str, *aliases: str, **rule: Any) -> Any:
+    made = Rule(optional=True, doc=doc, aliases=aliases, **rule)
+    return field(default=None, kw_only=True, metadata={"rule": made})
+
+
 @dataclass(frozen=True)
 class Decoder(ABC):
     """A named family of problems. A subclass is a frozen dataclass that writes `problem`:
@@ -50,14 +56,34 @@ class Decoder(ABC):
 
     Its fields are its parameters. A decoder with a `temperature` also takes a target instead of it:
     `entropy` or `effective_temperature`, for which the temperature of each row is solved.
+
+    Every decoder takes penalties: with `repetition`, `presence` or `frequency` the scores of the tokens in
+    `context.tokens` are lowered first (see `penalise`), and the problem is posed on what comes out.
     """
 
     name: ClassVar[str] = ""
     objective: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The fields of the context that the problem cannot be posed without: other, rewards."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """Those of them that it looks at where they are given."""
 
     entropy: float | Tensor | None = _target("solve for the temperature that gives q this entropy, in nats")
     effective_temperature: float | Tensor | None = _target(
         "solve for the temperature that makes q as sharp as this one"
+    )
+    repetition: float | Tensor | None = _penalty(
+        "divide positive scores of tokens seen before, multiply negative ones",
+        "repetition_penalty",
+        "repeat_penalty",
+        above=0,
+    )
+    presence: float | Tensor | None = _penalty("take off the scores of tokens seen before", "presence_penalty")
+    frequency: float | Tensor | None = _penalty(
+        "take off the scores of tokens seen before, for each time", "frequency_penalty"
+    )
+    last: int | Tensor | None = _penalty(
+        "how many tokens, from the end, count as seen; all of them if absent", "repeat_last_n", at_least=1, whole=True
     )
 
     def __init_subclass__(cls, name: str = "", **rest: Any) -> None:
@@ -102,6 +128,11 @@ class Decoder(ABC):
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         """The problem this decoder poses for scores `[..., V]`. Parameters given per row arrive as `[..., 1]`."""
 
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        """Whether the problem depends on a field of the context: other, rewards."""
+        return name in cls.needs or name in cls.uses
+
     def method(self, problem: Problem) -> Solver | None:
         """How the problem is to be solved; None lets `solve` choose."""
         return None
@@ -113,6 +144,28 @@ class Decoder(ABC):
         """
         solution = self._solution(self._posed(scores, context, validate))
         return solution.dense() if validate else (solution.dense(), solution.status)
+
+    def log_distribution(self, scores: Tensor, context: Context | None = None, out: Tensor | None = None) -> Any:
+        """(log q `[..., V]`, −inf where q = 0; a `Status` `[...]`), for engines that draw from logits themselves.
+
+        Rows that cannot be solved are −inf throughout, or keep what `out` holds; `out` may be the scores themselves.
+        Nothing is raised for a row, and nothing is read from a GPU.
+        """
+        if scores.is_cuda and (plan := self._gpu_plan(scores, context)) is not None:
+            return log_q_on_gpu(scores.detach(), plan, out)
+        if scores.device.type == "cpu":  # looking is free here, and much can be left out
+            try:
+                posed = self._posed(scores, context, True)
+                log_q = None if posed.peaks is None else log_q_fused(posed.problem, posed.solver, posed.peaks)
+                log_q = self._solution(posed).log_dense() if log_q is None else log_q
+                return (log_q if out is None else out.copy_(log_q)), torch.zeros(scores.shape[:-1], dtype=torch.int8)
+            except ValueError:
+                pass  # some row cannot be solved: what follows says which
+        q, status = self.distribution(scores, context, validate=False)
+        status = torch.where((status == 0) & ~(q.amax(-1) > 0), Status.UNSOLVED, status).to(torch.int8)
+        if out is None:
+            return q.log_(), status
+        return out.copy_(torch.where((status == 0).unsqueeze(-1), q.log_(), out)), status
 
     def sample(
         self,
@@ -185,6 +238,25 @@ class Decoder(ABC):
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n")[0]
 
+    def _gpu_plan(self, scores: Tensor, context: Context | None) -> Plan | None:
+        """How the fused kernels would serve this decoder; None where they do not know it."""
+        other = None if context is None else context.other
+        special = context is not None and (context.mask is not None or (other is not None and not context.fits(scores)))
+        special = special or self.entropy is not None or self.effective_temperature is not None
+        special = special or self.penalises()
+        special = special or (context is not None and context.rewards is not None)
+        if special or scores.ndim == 0 or scores.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return None
+        # what is asked does not depend on the scores
+        probe = scores.new_empty((*scores.shape[:-1], 1), dtype=torch.float32)
+        columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
+        decoder = self._with({name: per_row(value, probe, name) for name, value in columns.items()})
+        problem = decoder.problem(probe, None if other is None else Context(other=probe.clone()))
+        plan = gpu_plan(scores, problem, decoder.method(problem)) if problem.scores is probe else None
+        if plan is not None and plan.other is not None and other is not None:
+            return replace(plan, other=other.detach().to(scores.device).contiguous())
+        return plan
+
     def _draw_on_gpu(
         self,
         scores: Tensor,
@@ -194,23 +266,9 @@ class Decoder(ABC):
         context: Context | None,
     ) -> tuple[Tensor, Tensor] | None:
         """(tokens, status) by a fused kernel, from the scores as they are; None where none knows this decoder."""
-        other = None if context is None else context.other
-        special = context is not None and (context.mask is not None or (other is not None and not context.fits(scores)))
-        special = special or self.entropy is not None or self.effective_temperature is not None
-        if special or scores.ndim == 0 or scores.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if (plan := self._gpu_plan(scores, context)) is None:
             return None
         rows = scores.shape[:-1]
-        probe = scores.new_empty((*rows, 1), dtype=torch.float32)  # what is asked does not depend on the scores
-        columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
-        decoder = self._with({name: per_row(value, probe, name) for name, value in columns.items()})
-        problem = decoder.problem(probe, None if other is None else Context(other=probe.clone()))
-        if problem.scores is not probe:
-            return None
-        plan = gpu_plan(scores, problem, decoder.method(problem))
-        if plan is None:
-            return None
-        if plan.other is not None and other is not None:
-            plan = replace(plan, other=other.detach().to(scores.device).contiguous())
         check_draw(rows, generator, seeds, step)
         if seeds is None:
             u, own = uniforms(rows, scores.device, generator).reshape(-1), None
@@ -235,6 +293,9 @@ class Decoder(ABC):
         scores = as_working(scores)
         if context is not None:
             scores = context.restrict(scores)
+        if self.penalises():
+            seen = None if context is None else context.tokens
+            scores = penalise(scores, seen, self.repetition, self.presence, self.frequency, self.last)
         status = peaks = None
         if not validate:
             status = status_of(scores)
@@ -246,8 +307,8 @@ class Decoder(ABC):
         columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
         decoder = self._with({name: per_row(value, scores, name) for name, value in columns.items()})
         if decoder.entropy is not None or decoder.effective_temperature is not None:
-            if context is not None and context.other is not None:
-                raise ValueError(f"{self.name}: a target cannot be solved for beside another model's logits")
+            if context is not None and (context.other is not None or context.rewards is not None):
+                raise ValueError(f"{self.name}: a target cannot be solved for beside another model's logits or rewards")
             temperature, unreachable = solve_temperature(decoder, scores, context, validate)
             decoder = decoder._with({"temperature": temperature, "entropy": None, "effective_temperature": None})
             if status is None:
@@ -257,6 +318,10 @@ class Decoder(ABC):
         problem = decoder.problem(scores, context)
         # a decoder that poses its problem on the very scores just checked needs no second look at them
         return Posed(problem, decoder.method(problem), status, peaks if problem.scores is scores else None)
+
+    def penalises(self) -> bool:
+        """Whether the tokens so far change the scores."""
+        return self.repetition is not None or self.presence is not None or self.frequency is not None
 
     def _with(self, values: dict[str, Any]) -> Decoder:
         """A copy with other parameters, unchecked: a check would read per-row values on the host."""

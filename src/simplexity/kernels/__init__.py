@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
-from simplexity.kernels.cpu_coverage import draw_coverage
+from simplexity.kernels.cpu_coverage import draw_coverage, log_q_coverage
 from simplexity.kernels.cpu_entropic import draw_entropic
 from simplexity.kernels.plans import Plan, plan_for
 from simplexity.problem import Problem
@@ -61,17 +61,37 @@ def draw_on_gpu(
     return drawn.tokens.view(rows), drawn.status.view(rows)
 
 
+def log_q_on_gpu(logits: Tensor, plan: Plan, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(log q `[..., V]`, status `[...]`) of logits on a GPU; rows that cannot be solved keep what `out` holds."""
+    from simplexity.kernels.gpu import fused_distribution
+
+    rows, size = logits.shape[:-1], logits.shape[-1]
+    into = None if out is None else out.view(-1, size)
+    log_q, drawn = fused_distribution(logits.reshape(-1, size), plan.expand(rows), log=True, out=into)
+    return log_q.view(logits.shape), drawn.status.view(rows)
+
+
 LARGEST = 2**20  # tokens whose group maxima one program can hold
 SMALL = 1024  # vocabularies for which the general path is as fast
 
 
+def log_q_fused(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | None:
+    """log q `[..., V]` of a problem on the CPU whose scores are known to be sound; None where no kernel serves."""
+    covers = _terms(problem) == (AnchorKL, AnchorCoverage) and type(problem.support) is Everything
+    small = problem.scores.shape[-1] < SMALL or problem.scores.numel() == 0
+    return None if small or not covers or problem.constraints else log_q_coverage(problem, solver, peaks)
+
+
 def draw_fused(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
     """Tokens `[...]` of a problem on the CPU whose scores are known to be sound; None where no kernel serves."""
-    if problem.scores.device.type != "cpu":
+    if problem.scores.device.type != "cpu" or problem.constraints:
         return None
-    omega = problem.regulariser
-    terms = tuple(type(term) for _, term in omega.terms) if isinstance(omega, Sum) else (type(omega),)
-    kernel = CPU.get((terms, type(problem.support)))
+    kernel = CPU.get((_terms(problem), type(problem.support)))
     if kernel is None or problem.scores.shape[-1] < SMALL or problem.scores.numel() == 0:
         return None
     return kernel(problem, solver, peaks, u)
+
+
+def _terms(problem: Problem) -> tuple[type, ...]:
+    omega = problem.regulariser
+    return tuple(type(term) for _, term in omega.terms) if isinstance(omega, Sum) else (type(omega),)

@@ -9,6 +9,8 @@ all the mass after the first step and the rest is never looked at again. Where t
 S_j differs from C_j by more than rounding take part in the recursion; the others give one sum for each step.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from simplexity.supports import TopK, best_scores
 
 GENTLE = 3.0  # beyond, the tail as a difference of sums loses digits
 AT_ONCE = 2**19  # numbers that stay in a processor's cache
+WORTH = 8  # how many times dearer a column is in float64, through all steps, than a token in the sums
 STRONGEST = 20.0  # log of what coverage may multiply a probability by, for exponentials without a peak to subtract
 
 
@@ -68,6 +71,26 @@ class Task:
 
 def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
     """Tokens `[...]`; see `Kernel`."""
+    task = _task(problem, peaks)
+    if task is None or solver is None:
+        return None if task is None else draw_optimum(task, u)
+    climb = _climb(task, solver)
+    return None if climb is None else draw_steps(climb, u)
+
+
+def log_q_coverage(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | None:
+    """log q `[..., V]` after the paper's steps; None where they are taken some other way."""
+    task = _task(problem, peaks)
+    climb = None if task is None or solver is None else _climb(task, solver)
+    if climb is None or climb.boost >= GENTLE:
+        return None
+    last, head, exact, rest = solve_wide(climb, log=True)
+    norm = exact.sum(-1, keepdim=True).add_(rest).log_()
+    log_q = last.sub_(norm.to(last.dtype))
+    return head.raise_(head.drop_(log_q, -torch.inf), exact.log_().sub_(norm).to(last.dtype))
+
+
+def _task(problem: Problem, peaks: Tensor) -> Task | None:
     (c, kl), (beta, cover) = problem.regulariser.terms  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(kl, AnchorKL)
     assert isinstance(cover, AnchorCoverage)
@@ -79,13 +102,14 @@ def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Te
     if c != 1 or lam == 0 or cover.rule not in ("probs", "top-m", "uniform"):
         return None
     best = peaks.amax(-1, keepdim=True)
-    task = Task(problem.scores, peaks, best, lam, 1.0 / tau, beta * k, k, cover.rule, cover.m)
-    if solver is None:
-        return draw_optimum(task, u)
+    return Task(problem.scores, peaks, best, lam, 1.0 / tau, beta * k, k, cover.rule, cover.m)
+
+
+def _climb(task: Task, solver: Any) -> Climb | None:
     usual = isinstance(solver, MirrorAscent) and solver.geometry == "entropic" and solver.start == "reference"
-    if not usual or not solver.steps or not isinstance(solver.step, float) or solver.step * problem.lam > 1:
+    if not usual or not solver.steps or not isinstance(solver.step, float) or solver.step * task.lam > 1:
         return None
-    return draw_steps(task, solver.steps, solver.step, u)
+    return Climb(task, solver.steps, solver.step)
 
 
 def draw_optimum(task: Task, u: Tensor) -> Tensor | None:
@@ -126,6 +150,11 @@ class Climb:
             levels.append(self.rho * levels[-1] + self.step)
         return levels
 
+    @property
+    def boost(self) -> float:
+        """The most that coverage can add to log q."""
+        return self.task.lam * self.task.pull * self.levels[-1]
+
     def run(self, x: Tensor, w: float | Tensor, mass: Tensor, tails: Sequence[Tensor] | None) -> Tensor:
         """exp(log q_J + L_J) on some columns, in float64; `tails` are the sums of the other columns."""
         task, covered = self.task, None
@@ -142,25 +171,36 @@ class Climb:
         return e
 
 
-def draw_steps(task: Task, steps: int, step: float, u: Tensor) -> Tensor | None:
+def draw_steps(climb: Climb, u: Tensor) -> Tensor | None:
     """Algorithm 1: on the columns that weigh after the first step, or, where those are many, on the felt ones."""
-    climb = Climb(task, steps, step)
-    levels = climb.levels
-    boost = task.lam * task.pull * levels[-1]
+    task, levels, boost = climb.task, climb.levels, climb.boost
     if boost > STRONGEST:
         return None
     floor = task.best + (task.rounding - boost) / (task.slope + levels[1])
     if crowded(task.scores, floor):
-        return draw_wide(climb, boost, u) if boost < GENTLE else None
+        return draw_wide(climb, u) if boost < GENTLE else None
     columns = narrow_above(task.scores, floor, task.peaks)
+    if columns.scores.shape[-1] * WORTH > task.scores.shape[-1] and boost < GENTLE:
+        return draw_wide(climb, u)
     x = (columns.scores - task.best).double()
     mass = task.first_mass()
     return columns.tokens(inverse_cdf(climb.run(x, task.weights(columns, x, mass), mass, None), u))
 
 
-def draw_wide(climb: Climb, boost: float, u: Tensor) -> Tensor:
-    """Algorithm 1 on rows with mass everywhere: the recursion for the tokens that feel it, sums for all others."""
-    task, levels = climb.task, climb.levels
+def draw_wide(climb: Climb, u: Tensor) -> Tensor:
+    """Algorithm 1 on rows with mass everywhere."""
+    last, head, exact, _ = solve_wide(climb)
+    # a padded column repeats an id with nothing to add: first erase, then add
+    return inverse_cdf(head.add_(head.drop_(last), exact.to(last.dtype)), u)
+
+
+def solve_wide(climb: Climb, log: bool = False) -> tuple[Tensor, Narrowed, Tensor, Tensor]:
+    """The recursion for the tokens that feel it, sums for all others.
+
+    q_J up to its normaliser, or the logarithm of that, right outside the head; the head; the same there, in float64;
+    and the sum of what lies outside.
+    """
+    task, levels, boost = climb.task, climb.levels, climb.boost
     e = task.spread()
     mass = total(e)
     w = e.mul_(mass.reciprocal().to(e.dtype)) if task.rule == "probs" else None
@@ -169,17 +209,19 @@ def draw_wide(climb: Climb, boost: float, u: Tensor) -> Tensor:
     gain = task.lam * task.pull
 
     def relaxed(x: Tensor, w: Tensor | None, levels: Tensor) -> Tensor:
-        """exp(log q_j + L_j), `[J, ..., V]`, for tokens with q so small that S_j = C_j."""
+        """log q_j + L_j, `[J, ..., V]`, for tokens with q so small that S_j = C_j."""
         y = x * (levels + task.slope)
-        return exp_(y.add_(levels * (shift * gain)) if w is None else y.addcmul_(w, levels * gain))
+        return y.add_(levels * (shift * gain)) if w is None else y.addcmul_(w, levels * gain)
 
     # small rows: all steps at once, for the fewest operations; large ones: step by step, for the least memory
     steps = torch.tensor(levels[1:], dtype=x.dtype).view(-1, *[1] * x.ndim)
     parts, last = [], x
     for some in steps.split(max(1, AT_ONCE // x.numel())):
         tail = relaxed(x, w, some)
-        parts.append(total(tail))
-        last = tail[-1]
+        last = tail[-1].clone() if log else last
+        e = exp_(tail)
+        parts.append(total(e))
+        last = last if log else e[-1]
     sums = parts[0] if len(parts) == 1 else torch.cat(parts)  # [J, ..., 1]
     if task.rule == "top-m":
         floor = best_scores(task.scores, min(task.m, x.shape[-1]), task.peaks)[0][..., -1:]
@@ -196,8 +238,7 @@ def draw_wide(climb: Climb, boost: float, u: Tensor) -> Tensor:
     head = narrow_above(task.scores, floor, task.peaks)
     inside = head.scores - task.best
     w_head = None if w is None else head.take(w)
-    tails = (sums - total(relaxed(inside, w_head, steps))).unbind(0)
+    tails = (sums - total(exp_(relaxed(inside, w_head, steps)))).unbind(0)
     inside = inside.double()
     exact = climb.run(inside, task.weights(head, inside, mass), mass, tails)
-    # a padded column repeats an id with nothing to add: first erase, then add
-    return inverse_cdf(head.add_(head.drop_(last), exact.to(last.dtype)), u)
+    return last, head, exact, tails[-1]

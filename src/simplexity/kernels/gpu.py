@@ -18,7 +18,17 @@ rows: Any = gpu_rows
 TILE, TILE_WARPS, ROW_WARPS = 4096, 8, 8  # the fastest of those tried on an H200
 GROUP, GROUPS = rows.GROUP, rows.GROUPS
 NARROW = {kind.value: sizes for kind, sizes in rows.NARROW.items()}
-KINDS = {"softmax": 0, "top-k": 1, "top-p": 2, "sparsemax": 3, "entmax": 4, "bok": 5, "bok exact": 6, "two models": 7}
+KINDS = {
+    "softmax": 0,
+    "top-k": 1,
+    "top-p": 2,
+    "sparsemax": 3,
+    "entmax": 4,
+    "bok": 5,
+    "bok exact": 6,
+    "two models": 7,
+    "min-p": 8,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +60,7 @@ def fused_draw(
 def fused_distribution(
     logits: Tensor, plan: Plan, log: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Drawn]:
-    """q, or log q, `[B, V]` in float32; `out` may be the logits themselves."""
+    """q, or log q, `[B, V]` in float32; `out` may be the logits themselves, and keeps rows that cannot be solved."""
     seeds = _constant(0, torch.int64, logits.device)
     drawn, scratch = _run(logits, plan, seeds, 0, None, draw=False)
     q = torch.empty_like(logits, dtype=torch.float32) if out is None else out
@@ -59,6 +69,7 @@ def fused_distribution(
         logits, logits.stride(0), *task.other, logits.shape[-1], *task.slope, *task.tau, *task.coverage,
         scratch.scalars, drawn.status, q, q.stride(0),
         KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=scratch.tile, SCALARS=task.scalars, LOG=log,
+        KEEP=out is not None,
         num_warps=scratch.warps,
     )  # fmt: skip
     return q, drawn

@@ -13,11 +13,13 @@ from simplexity.kernels.gpu_weights import (
     BOK,
     ENTMAX,
     LOG2E,
+    MIN_P,
     SPARSEMAX,
     TOP_K,
     TOP_P,
     among,
     draw_head,
+    floor_of,
     key,
     unkey,
     weigh,
@@ -206,6 +208,10 @@ def solve_head(
         if (share >= 1.0) | (tl.sum(e) < needed):
             flag = tl.full([], 1, tl.int32)
         cut, tie = nucleus(h, ids, e, needed, bound, best)
+    if KIND == MIN_P:
+        cut = floor_of(best, share, mass_slope)
+        if bound >= cut:
+            flag = tl.full([], 1, tl.int32)
     if KIND == SPARSEMAX or KIND == ENTMAX:
         eta = threshold(tl.where(sure, (h - best) * slope, -float("inf")), KIND)
         limit = eta if KIND == SPARSEMAX else 2 * eta

@@ -25,12 +25,14 @@ from simplexity.kernels.gpu_weights import (
     BOK,
     ENTMAX,
     LOG2E,
+    MIN_P,
     PAIR,
     SOFTMAX,
     SPARSEMAX,
     TOP_K,
     TOP_P,
     draw_from,
+    floor_of,
     load_scores,
     number,
     weigh,
@@ -40,7 +42,15 @@ SCALARS = 5  # numbers a row keeps: best, cut, last tied id, multiplier, mass; t
 GROUP = 64  # neighbouring tokens that share a maximum: 1.6% of the logits
 GROUPS = 128  # groups of a head
 # groups of the narrow one that is tried first, and tokens of it that are worth moving together for what follows
-NARROW = {TOP_P: (32, 0), SPARSEMAX: (32, 0), ENTMAX: (32, 0), BEST: (32, 256), BOK: (64, 256), TOP_K: (64, 256)}
+NARROW = {
+    TOP_P: (32, 0),
+    MIN_P: (32, 0),
+    SPARSEMAX: (32, 0),
+    ENTMAX: (32, 0),
+    BEST: (32, 256),
+    BOK: (64, 256),
+    TOP_K: (64, 256),
+}
 
 
 @triton.jit
@@ -95,7 +105,7 @@ def solve(
     slope = 1.0 / tl.load(lam + row * lam_stride)
     mass_slope = slope
     own, others = slope, 1.0 / tl.load(tau + row * tau_stride)
-    if KIND == TOP_P:
+    if KIND == TOP_P or KIND == MIN_P:
         mass_slope = others
     if KIND == PAIR:
         slope, mass_slope = 1.0, 1.0
@@ -143,6 +153,9 @@ def solve(
             reach, depth = 7.0 / mass_slope, 16.0 / mass_slope
             if KIND == TOP_K:
                 reach, depth = float("inf"), float("inf")
+            if KIND == MIN_P:  # a little deeper than the floor, which is kept
+                reach = (best - floor_of(best, share, mass_slope)) * 1.000001 + 1e-6 * tl.maximum(tl.abs(best), 1.0)
+                depth = reach
             if KIND == SPARSEMAX:
                 reach, depth = 1.0 / slope, 1.0 / slope
             if KIND == ENTMAX:
@@ -214,9 +227,9 @@ def write(
     logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, coverage, coverage_stride,
     scalars, status, out, out_stride,
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, SCALARS: tl.constexpr,
-    LOG: tl.constexpr,
+    LOG: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """K3: q, or log q, of one tile; zero, or −inf, in rows that cannot be solved."""
+    """K3: q, or log q, of one tile; rows that cannot be solved get zero, or −inf, or keep what is there."""
     tile, row = tl.program_id(0), tl.program_id(1)
     slope = 1.0 / tl.load(lam + row * lam_stride)
     others = 1.0 / tl.load(tau + row * tau_stride)
@@ -229,7 +242,11 @@ def write(
     w = weigh(
         x, ids, tl.load(base), slope, tl.load(base + 1), tie, tl.load(base + 3), numbers, base + 5, STEPS, KIND, RULE
     )
-    q = tl.where(tl.load(status + row) == 0, w / tl.load(base + 4), 0.0)
+    solved = tl.load(status + row) == 0
+    q = tl.where(solved, w / tl.load(base + 4), 0.0)
     if LOG:
         q = tl.log(q)
-    tl.store(out + row.to(tl.int64) * out_stride + ids, q.to(out.dtype.element_ty), mask=ids < size)
+    inside = ids < size
+    if KEEP:
+        inside = inside & solved
+    tl.store(out + row.to(tl.int64) * out_stride + ids, q.to(out.dtype.element_ty), mask=inside)

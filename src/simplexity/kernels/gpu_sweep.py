@@ -13,9 +13,11 @@ from simplexity.kernels.gpu_weights import (
     BOK,
     ENTMAX,
     LOG2E,
+    MIN_P,
     SPARSEMAX,
     TOP_K,
     TOP_P,
+    floor_of,
     key,
     load_scores,
     load_tile,
@@ -109,6 +111,8 @@ def sweep_row(
         full = above_cut(row_at, size, -float("inf"), best, mass_slope, True, TILE, NT)
         wanted = tl.where(share >= 1.0, float("inf"), share * full)
         cut, tie = sweep_cut(row_at, size, wanted, best, mass_slope, True, TILE, NT)
+    if KIND == MIN_P:
+        cut = floor_of(best, share, mass_slope)
     if KIND == SPARSEMAX or KIND == ENTMAX:
         eta = sweep_threshold(row_at, size, best, slope, KIND, TILE, NT)
     if KIND == BOK:

@@ -16,7 +16,14 @@ ENTMAX = tl.constexpr(4)  # ((a·x/2 − η)_+)²
 BOK = tl.constexpr(5)  # Best-of-K after a few steps
 BEST = tl.constexpr(6)  # Best-of-K, the optimum
 PAIR = tl.constexpr(7)  # exp(a·x + b·y), y another model's logits
+MIN_P = tl.constexpr(8)  # exp(a·x), x near enough to the best
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def floor_of(best, share, mass_slope):
+    """The least score of min-p: that of a token `share` times as probable as the best."""
+    return best + (tl.log(share) / mass_slope).to(tl.float32)
 
 
 @triton.jit
@@ -40,7 +47,7 @@ def weigh(x, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND: tl.c
         w = tl.exp(optimum(x - best, among(x, ids, cut, tie), slope, numbers, levels, eta, RULE))
     else:
         w = tl.exp2(z * LOG2E)
-        if KIND == TOP_K or KIND == TOP_P:
+        if KIND == TOP_K or KIND == TOP_P or KIND == MIN_P:
             w = tl.where(among(x, ids, cut, tie), w, 0.0)
     return w
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
+from simplexity.cuts import MinP
 from simplexity.problem import Problem
 from simplexity.regularisers import HalfSquare, NegEntropy, Regulariser, Sum, Tsallis
 from simplexity.solvers import MirrorAscent
@@ -58,7 +59,7 @@ def plan_for(problem: Problem, solver: Any) -> Plan | None:
     """What the kernels need to know of the problem; None where they do not know it."""
     planner = PLANNERS.get((type(problem.regulariser), type(problem.support)))
     greedy = not isinstance(problem.lam, Tensor) and problem.lam == 0
-    return None if planner is None or greedy else planner(problem, solver)
+    return None if planner is None or greedy or problem.constraints else planner(problem, solver)
 
 
 def _softmax(problem: Problem, solver: Any) -> Plan | None:
@@ -74,6 +75,14 @@ def _top_p(problem: Problem, solver: Any) -> Plan | None:
     support = problem.support
     assert isinstance(support, TopP)
     return Plan("top-p", lam=problem.lam, tau=support.temperature, p=support.p) if solver is None else None
+
+
+def _min_p(problem: Problem, solver: Any) -> Plan | None:
+    support = problem.support
+    assert isinstance(support, MinP)
+    if solver is None and not isinstance(support.p, Tensor) and support.p == 0:
+        return Plan("softmax", lam=problem.lam)
+    return Plan("min-p", lam=problem.lam, tau=support.temperature, p=support.p) if solver is None else None
 
 
 def _sparse(problem: Problem, solver: Any) -> Plan | None:
@@ -133,6 +142,7 @@ PLANNERS: dict[tuple[type[Regulariser], type], Callable[[Problem, Any], Plan | N
     (NegEntropy, Everything): _softmax,
     (NegEntropy, TopK): _top_k,
     (NegEntropy, TopP): _top_p,
+    (NegEntropy, MinP): _min_p,
     (HalfSquare, Everything): _sparse,
     (Tsallis, Everything): _sparse,
     (AnchorKL, Everything): _anchored,
