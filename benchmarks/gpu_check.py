@@ -8,7 +8,7 @@ import torch
 from simplexity import decoder, decoders
 
 SPECS = [
-    *decoders(),
+    *(name for name, kind in decoders().items() if not kind.needs),
     "top-p:p=0.5,temperature_last=true",
     "entmax:alpha=1.2",
     "bok:weights=top-m",
