@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import simplexity as sx
+from conftest import ready
 from simplexity import Context, HalfSquare, MirrorAscent, NegEntropy, Problem, Status, decoder, solve
 
 INF, NAN = float("inf"), float("nan")
@@ -20,7 +21,7 @@ def bad(value: float) -> torch.Tensor:
 @pytest.mark.parametrize("name", sx.decoders())
 @pytest.mark.parametrize(("value", "complaint"), [(NAN, "NaN"), (INF, r"\+inf"), (-INF, "no token is allowed")])
 def test_scores_that_cannot_be_solved_name_their_row(name, value, complaint):
-    for call in (decoder(name).distribution, decoder(name).sample, decoder(name).certify, decoder(name).describe):
+    for call in (ready(name).distribution, ready(name).sample, ready(name).certify, ready(name).describe):
         with pytest.raises(ValueError, match=f"row 1: .*{complaint}"):
             call(bad(value))
 
@@ -28,7 +29,7 @@ def test_scores_that_cannot_be_solved_name_their_row(name, value, complaint):
 @pytest.mark.parametrize("name", sx.decoders())
 @pytest.mark.parametrize(("value", "status"), [(NAN, Status.NAN), (INF, Status.INFINITE), (-INF, Status.FORBIDDEN)])
 def test_without_validation_there_is_a_status_and_the_other_rows_are_right(name, value, status):
-    d = decoder(name)
+    d = ready(name)
     q, found = d.distribution(bad(value), validate=False)
     assert found.tolist() == [0, status, 0]
     assert (q[1] == 0).all()
@@ -65,7 +66,10 @@ def test_rows_of_a_batch_of_batches_are_named_in_full():
         ("bok:k=0", "bok: k must be"),
         ("bok:beta=-1", "bok: beta must be"),
         ("bok:lam=-0.1", "bok: lam must be"),
-        ("bok:weights=best", "bok: weights must be one of probs, top-m, rank, uniform or a callable, got 'best'"),
+        (
+            "bok:weights=best",
+            "bok: weights must be one of probs, top-m, rank, uniform, frontier or a callable, got 'best'",
+        ),
         ("bok:solver=newton", "bok: solver must be one of mirror, exact"),
         ("bok:step=30", r"bok: step·lam must be below 2, got 3"),
         ("bok:step=0", "bok: step must be a number above 0"),

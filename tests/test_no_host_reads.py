@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from conftest import ready
 from simplexity import Allowed, Banned, Context, NegEntropy, Problem, Then, TopK, TopP, decoder, solve
 from test_contract import SPECS
 
@@ -24,7 +25,7 @@ class NoReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("spec", [*SPECS, "softmax:entropy=1.5", "bok:effective_temperature=0.15"])
 def test_decoders(spec):
-    scores, d = torch.randn(4, 700), decoder(spec)
+    scores, d = torch.randn(4, 700), ready(spec)
     with NoReads():
         d.distribution(scores, validate=False)
         d.sample(scores, seeds=torch.arange(4), step=3, validate=False)

@@ -31,7 +31,8 @@ def gguf_file() -> Path:
 def unpacked() -> Path:
     """The folder with the model as transformers likes it; made on first use."""
     source = gguf_file()
-    mark = hashlib.sha256(f"{source.name} {source.stat().st_size} {source.stat().st_mtime_ns}".encode()).hexdigest()
+    with source.open("rb") as file:  # by what it holds: environments share one copy
+        mark = hashlib.sha256(f"{source.name} {source.stat().st_size}".encode() + file.read(2**20)).hexdigest()
     folder = cache_folder() / f"{NAME}-{mark[:12]}"
     if folder.is_dir():
         return folder

@@ -54,7 +54,7 @@ def explain_figure(step: Step, title: str) -> Figure:
         answer = step.decoders[number]
         axes.barh(places, step.p[step.ids].tolist(), color=FAINT, height=0.8)
         axes.barh(places, answer.q[step.ids].tolist(), color=colour(number), height=0.45)
-        axes.set_yticks(list(places), [_label(t) for t in step.texts], fontsize=8, family="monospace")
+        axes.set_yticks(list(places), [label(t) for t in step.texts], fontsize=8, family="monospace")
         axes.set_ylim(len(step.ids) - 0.4, -0.6)
         axes.set_xlim(0, 1)
         tau = answer.description.effective_temperature.item()
@@ -65,7 +65,7 @@ def explain_figure(step: Step, title: str) -> Figure:
             fontsize=7.5,
             color=GREY,
         )
-        _plain(axes)
+        plain(axes)
     return made
 
 
@@ -79,9 +79,9 @@ def simplex_figure(
     made = figure(11, 5.6)
     made.suptitle(title, fontsize=11, color=INK)
     whole, part = made.subplots(1, 2)
-    places = [_place(q.tolist()) for _, q in points] + [_place(q) for _, path in paths for q in path.tolist()]
+    places = [place(q.tolist()) for _, q in points] + [place(q) for _, path in paths for q in path.tolist()]
     for axes in (whole, part):
-        _triangle(axes, names)
+        triangle(axes, names)
         _decoders(axes, points, paths)
         axes.set_aspect("equal")
         axes.set_axis_off()
@@ -106,7 +106,8 @@ def simplex_figure(
     return made
 
 
-def _triangle(axes: Any, names: Sequence[str]) -> None:
+def triangle(axes: Any, names: Sequence[str], size: float = 12) -> None:
+    """The simplex of three tokens with lines at quarters, and the tokens' names at its corners."""
     corners = [(0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2)]
     axes.fill(*zip(*corners, strict=True), facecolor="#f6f7f9", edgecolor=GREY, linewidth=1.2)
     for share in (0.25, 0.5, 0.75):
@@ -114,15 +115,15 @@ def _triangle(axes: Any, names: Sequence[str]) -> None:
             a, b = [0.0] * 3, [0.0] * 3
             a[i] = b[i] = share
             a[(i + 1) % 3] = b[(i + 2) % 3] = 1 - share
-            axes.plot(*zip(_place(a), _place(b), strict=True), color=FAINT, linewidth=0.7, zorder=1)
-    for name, corner, shift in zip(names, corners, [(-12, -14), (12, -14), (0, 8)], strict=True):
+            axes.plot(*zip(place(a), place(b), strict=True), color=FAINT, linewidth=0.7, zorder=1)
+    for name, corner, (right, up) in zip(names, corners, [(-1, -1.2), (1, -1.2), (0, 0.65)], strict=True):
         axes.annotate(
             name,
             corner,
             textcoords="offset points",
-            xytext=shift,
+            xytext=(right * size, up * size),
             ha="center",
-            fontsize=12,
+            fontsize=size,
             color=INK,
             weight="bold",
             annotation_clip=True,
@@ -132,11 +133,11 @@ def _triangle(axes: Any, names: Sequence[str]) -> None:
 def _decoders(axes: Any, points: Sequence[tuple[str, Tensor]], paths: Sequence[tuple[str, Tensor]]) -> None:
     number = {name: i for i, (name, _) in enumerate(points)}
     for name, path in paths:
-        xs, ys = zip(*(_place(q) for q in path.tolist()), strict=True)
+        xs, ys = zip(*(place(q) for q in path.tolist()), strict=True)
         axes.plot(xs, ys, "-", color=colour(number.get(name, 0)), linewidth=1.2, alpha=0.8, zorder=2)
         axes.plot(xs[:-1], ys[:-1], "o", color=colour(number.get(name, 0)), markersize=3, zorder=3)
     for i, (name, q) in enumerate(points):
-        x, y = _place(q.tolist())
+        x, y = place(q.tolist())
         # decoders may agree: larger discs below let every one of them be seen
         size = 17 - 13 * i / max(1, len(points) - 1)
         axes.plot([x], [y], "o", markersize=size, color=colour(i), mec="white", mew=0.4, label=name, zorder=4 + i)
@@ -167,7 +168,7 @@ def compare_figure(results: Sequence[Compared], title: str) -> Figure:
     right.set_xlabel("effective temperature", fontsize=9, color=GREY)
     right.margins(x=0.15)
     for axes in (left, right):
-        _plain(axes)
+        plain(axes)
     return made
 
 
@@ -178,18 +179,20 @@ def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
     ]
 
 
-def _place(q: Sequence[float]) -> tuple[float, float]:
+def place(q: Sequence[float]) -> tuple[float, float]:
     """Where a distribution over three tokens lies in the drawing: the first token at the lower left."""
     return q[1] + q[2] / 2, q[2] * math.sqrt(3) / 2
 
 
-def _label(text: str) -> str:
+def label(text: str) -> str:
+    """A token in at most twelve letters, with spaces and line breaks to be seen."""
     shown = repr(text)[1:-1]
     shown = shown if len(shown) <= 12 else shown[:11] + "…"
     return shown.replace("$", r"\$").replace(" ", "·")
 
 
-def _plain(axes: Any) -> None:
+def plain(axes: Any) -> None:
+    """Axes with as little ink as possible."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=GREY, labelsize=8, length=2)

@@ -110,12 +110,13 @@ def list_decoders(known: dict[str, type[Decoder]]) -> RenderableType:
     """Every decoder with its parameters and objective."""
     lines: list[RenderableType] = []
     for name, kind in sorted(known.items()):
-        own = [f for f in kind.parameters() if f.name not in ("entropy", "effective_temperature")]
+        own = [f for f in kind.parameters() if not f.kw_only]  # what every decoder takes is said once
         title = Text(name, style="bold")
-        title.append("  " + ", ".join(f"{f.name}={_default(f.default)}" for f in own), style="cyan")
+        title.append("  " + ", ".join(f"{f.name}={default_text(f.default)}" for f in own), style="cyan")
         lines += [title, Padding(Text(kind.summary()), (0, 0, 0, 2))]
         lines.append(Padding(Text(kind.objective, style="dim"), (0, 0, 1, 2)))
-    return Group(*lines)
+    shared = "Every decoder also takes penalties, and one with a temperature a target in its place: see each alone."
+    return Group(*lines, Text(shared, style="dim"))
 
 
 def explain_decoder(kind: type[Decoder]) -> RenderableType:
@@ -125,7 +126,8 @@ def explain_decoder(kind: type[Decoder]) -> RenderableType:
         table.add_column(heading, overflow="fold")
     for f in kind.parameters():
         rule = rule_of(f)
-        table.add_row(f.name, _default(f.default), rule.allowed, rule.doc)
+        also = f" (also {', '.join(rule.aliases)})" if rule.aliases else ""
+        table.add_row(f.name, default_text(f.default), rule.allowed, rule.doc + also)
     about = (kind.__doc__ or "").strip()
     about = "\n".join(line.strip() for line in about.splitlines())
     return Group(Text(kind.name, style="bold"), Text(about), Text(""), Text(kind.objective, style="cyan"), table)
@@ -138,9 +140,10 @@ def number(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.2f}"
 
 
-def _default(value: object) -> str:
+def default_text(value: object) -> str:
+    """A parameter's default in words."""
     if value is None:
-        return "auto"
+        return "–"
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
