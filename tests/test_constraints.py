@@ -671,7 +671,11 @@ def test_a_target_beside_a_constraint():
         decoder("entropy-floor:h=2.5,entropy=2.0").distribution(s)
 
 
-@pytest.mark.parametrize("omega", [NegEntropy(), HalfSquare(), Zero(), NegEntropy() + GroupNorm(GROUPS)], ids=str)
+@pytest.mark.parametrize(
+    "omega",
+    [NegEntropy(), HalfSquare(), Zero(), NegEntropy() + GroupNorm(GROUPS)],
+    ids=["entropy", "square", "zero", "group norm"],
+)
 def test_nothing_is_read_on_the_host(omega):
     rows = Rows(4, 1)
     lower, upper = rows.bounds()

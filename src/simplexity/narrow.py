@@ -111,10 +111,13 @@ def narrow_above(scores: Tensor, floor: Tensor, peaks: Tensor) -> Narrowed:
     return _columns(row, column, scores)
 
 
-def crowded(scores: Tensor, floor: float | Tensor) -> bool:
-    """Whether more than one token in eight seems to lie above the floor, told from a sample."""
-    sample = scores[..., ::61]
-    return 8 * int((sample > floor).sum()) > sample.numel()
+def crowded(scores: Tensor, floor: float | Tensor, widest: bool = False) -> bool:
+    """Whether more than one token in eight seems to lie above the floor, told from a sample.
+
+    Of all rows together, or of the `widest`, to which the columns of the others are padded.
+    """
+    above = scores[..., ::61] > floor
+    return 8 * int(above.sum(-1).max() if widest else above.sum()) > (above.shape[-1] if widest else above.numel())
 
 
 def _above(x: Tensor, peaks: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:

@@ -150,8 +150,10 @@ class TopP(Support):
         """Columns that hold the nucleus, 1.0 for those in it and 0.0 for others, and their exp((s − max s)/τ)."""
         best, tau = peaks.amax(-1, keepdim=True), per_row(self.temperature, scores, "temperature")
         e, needed = self._weighed(scores, best)
-        floor = best + tau * math.log(CUT)
-        if not crowded(scores, floor):
+        for cut in (CUT, DEEPER):  # one flat row among peaked ones is no reason to look at everything
+            floor = best + tau * math.log(cut)
+            if crowded(scores, floor):
+                break
             few = narrow_above(scores, floor, peaks)
             inside = exp_((few.scores - best).div_(tau))
             kept, mass = _prefix(inside, needed, few.scores)
@@ -169,6 +171,7 @@ class TopP(Support):
 
 
 CUT = 1e-3  # relative to the best token: most nuclei end above
+DEEPER = 1e-5  # and nearly all above this
 SAMPLE = 2048  # entries of a row that tell where the edge of a wider nucleus lies
 
 

@@ -30,7 +30,7 @@ from simplexity.supports import TopK, best_scores
 
 GENTLE = 3.0  # beyond, the tail as a difference of sums loses digits
 AT_ONCE = 2**19  # numbers that stay in a processor's cache
-WORTH = 8  # how many times dearer a column is in float64, through all steps, than a token in the sums
+DROPPED = 1e-5  # what may be left out of a log q
 STRONGEST = 20.0  # log of what coverage may multiply a probability by, for exponentials without a peak to subtract
 
 
@@ -84,6 +84,13 @@ def log_q_coverage(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | Non
     climb = None if task is None or solver is None else _climb(task, solver)
     if climb is None or climb.boost >= GENTLE:
         return None
+    if (middle := solve_middle(climb)) is not None:
+        columns, exact = middle
+        norm = exact.sum(-1, keepdim=True).log_()
+        slope = climb.task.slope + climb.levels[-1]
+        level = climb.elsewhere * climb.levels[-1] - norm - climb.task.best.double() * slope
+        log_q = torch.add(level.to(problem.scores.dtype), problem.scores, alpha=slope)
+        return columns.raise_(columns.drop_(log_q, -torch.inf), exact.log_().sub_(norm).to(log_q.dtype))
     last, head, exact, rest = solve_wide(climb, log=True)
     norm = exact.sum(-1, keepdim=True).add_(rest).log_()
     log_q = last.sub_(norm.to(last.dtype))
@@ -155,6 +162,11 @@ class Climb:
         """The most that coverage can add to log q."""
         return self.task.lam * self.task.pull * self.levels[-1]
 
+    @property
+    def elsewhere(self) -> float:
+        """λβK·w of the tokens that matter little: w is 1 for all, or next to nothing."""
+        return self.task.lam * self.task.pull if self.task.rule == "uniform" else 0.0
+
     def run(self, x: Tensor, w: float | Tensor, mass: Tensor, tails: Sequence[Tensor] | None) -> Tensor:
         """exp(log q_J + L_J) on some columns, in float64; `tails` are the sums of the other columns."""
         task, covered = self.task, None
@@ -177,14 +189,48 @@ def draw_steps(climb: Climb, u: Tensor) -> Tensor | None:
     if boost > STRONGEST:
         return None
     floor = task.best + (task.rounding - boost) / (task.slope + levels[1])
-    if crowded(task.scores, floor):
-        return draw_wide(climb, u) if boost < GENTLE else None
+    if not crowded(task.scores, floor, widest=boost < GENTLE):
+        columns = narrow_above(task.scores, floor, task.peaks)
+        x = (columns.scores - task.best).double()
+        mass = task.first_mass()
+        return columns.tokens(inverse_cdf(climb.run(x, task.weights(columns, x, mass), mass, None), u))
+    if boost >= GENTLE:
+        return None
+    middle = solve_middle(climb)
+    return draw_wide(climb, u) if middle is None else middle[0].tokens(inverse_cdf(middle[1], u))
+
+
+def solve_middle(climb: Climb) -> tuple[Narrowed, Tensor] | None:
+    """Algorithm 1 where the tokens that weigh after the second step are few: the columns, and q_J up to a factor there.
+
+    All others together only show in the normalisers of q_0 and q_1, two sums over the row, and they feel coverage as if
+    nothing were covered yet.
+    """
+    task, levels = climb.task, climb.levels
+    if climb.steps < 2:
+        return None
+    rounding, own = task.rounding, task.rule == "probs"
+    felt = math.log(max(climb.boost * (task.k - 1), 1e-300)) - math.log(torch.finfo(task.scores.dtype).eps / 2)
+    depth = max(
+        (climb.boost - rounding) / (task.slope + levels[2]),
+        (felt + 2 * climb.boost) / (task.slope * (1 + own)),  # the bend of log q_J is below rounding
+        math.log(max(climb.boost, 1e-300) / DROPPED) / task.slope if own else 0.0,  # and so is what w adds to it
+    )
+    floor = task.best - depth
+    if task.rule == "top-m":
+        least = best_scores(task.scores, min(task.m, task.scores.shape[-1]), task.peaks)[0][..., -1:]
+        floor = torch.minimum(floor, torch.nextafter(least, torch.full_like(least, -torch.inf)))
+    if crowded(task.scores, floor, widest=True):
+        return None
     columns = narrow_above(task.scores, floor, task.peaks)
-    if columns.scores.shape[-1] * WORTH > task.scores.shape[-1] and boost < GENTLE:
-        return draw_wide(climb, u)
+    e = task.spread()
+    mass, first = total(e), task.slope + levels[1]
+    e = e.square_() if first == 2 * task.slope else exp_(torch.sub(task.scores, task.best).mul_(first))
     x = (columns.scores - task.best).double()
-    mass = task.first_mass()
-    return columns.tokens(inverse_cdf(climb.run(x, task.weights(columns, x, mass), mass, None), u))
+    others = (total(e) - torch.exp(x * first).sum(-1, keepdim=True)).clamp_min_(0.0)
+    none = torch.zeros_like(others)
+    tails = [others * math.exp(climb.elsewhere * levels[1])] + [none] * (climb.steps - 1)
+    return columns, climb.run(x, task.weights(columns, x, mass), mass, tails)
 
 
 def draw_wide(climb: Climb, u: Tensor) -> Tensor:
