@@ -119,6 +119,28 @@ def test_a_text_does_not_depend_on_its_neighbours(smollm):
             assert one.tokens[sample, :n].tolist() == all_.tokens[2 * i + sample, :n].tolist()
 
 
+def test_no_penalty_is_for_padding(smollm):
+    prompts = ["Hi.", "Tell me at length about the old town and its river, its bridges and its people."]
+    inputs = smollm.encode(prompts, raw=True)
+    pad = int(inputs["input_ids"][0, 0])
+    assert not inputs["attention_mask"][0, 0]
+    seen = []
+
+    class Looking(type(decoder("softmax"))):
+        def mode(self, scores, context=None, validate=True):
+            seen.append(context.tokens)
+            return super().mode(scores, context, validate)
+
+    looking = Looking(presence=0.5)
+    generate(
+        smollm.model, inputs["input_ids"], looking, attention_mask=inputs["attention_mask"], mode=True, max_new_tokens=2
+    )
+    assert [tokens.shape[1] for tokens in seen] == [inputs["input_ids"].shape[1], inputs["input_ids"].shape[1] + 1]
+    assert (seen[-1][0, : int((inputs["attention_mask"][0] == 0).sum())] == -1).all()
+    assert not (seen[0][0] == pad).any()
+    assert torch.equal(seen[0][1], inputs["input_ids"][1])
+
+
 def test_the_same_logits_and_seed_give_the_same_token_anywhere():
     scores = 3 * torch.randn(6, 500, generator=torch.Generator().manual_seed(0))
     seeds = [3, 1, 4, 1, 5, 9]

@@ -82,7 +82,8 @@ class DecoderProcessor(LogitsProcessor):
     `seeds`: one for each row; without them draws come from `generator`, or torch's global one. `mode` takes the mode
     of q instead. The step is the number of tokens written since the first call, or since there were `start` tokens.
     `other` is a second model that reads along, `rewards` are what `controlled` climbs, and `masks` say at every step
-    which tokens may come next. `live` tells which rows have not ended; without it all count as unfinished.
+    which tokens may come next. `live` tells which rows have not ended; without it all count as unfinished. `padding`
+    `[rows, length]` is True where the prompts are padded: no penalty is for tokens that nobody wrote.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class DecoderProcessor(LogitsProcessor):
         rewards: Rewards | None = None,
         masks: Sequence[Masker] = (),
         live: Callable[[], Tensor | None] = lambda: None,
+        padding: Tensor | None = None,
     ) -> None:
         if seeds is not None and generator is not None:
             raise ValueError("give a generator or seeds, not both")
@@ -105,6 +107,7 @@ class DecoderProcessor(LogitsProcessor):
         self.trace, self.start, self.last = trace, start, -1
         self.other, self.rewards, self.masks, self.live = other, rewards, masks, live
         self.reading: Reading | None = None
+        self.padding = padding if self.decoder.penalises() else None  # nothing else looks that far back
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scores `[rows, V]` in which one token a row is left."""
@@ -118,7 +121,10 @@ class DecoderProcessor(LogitsProcessor):
         if other is not None and other.shape[-1] < scores.shape[-1]:
             other, mask = _widened(other, scores.shape[-1], mask)
         rewards = self.rewards(input_ids, step) if callable(self.rewards) else self.rewards
-        context = Context(tokens=input_ids, step=step, seeds=seeds, other=other, rewards=rewards, mask=mask)
+        tokens = input_ids
+        if self.padding is not None:
+            tokens = torch.cat([input_ids[:, : self.start].masked_fill(self.padding, -1), written], 1)
+        context = Context(tokens=tokens, step=step, seeds=seeds, other=other, rewards=rewards, mask=mask)
         if self.mode:
             tokens = self.decoder.mode(scores, context=context)
         else:
@@ -194,8 +200,9 @@ class Sampling:
         if seeds is not None:
             seeds = derive_seeds(as_seeds(_listed(seeds), torch.Size([prompts]), input_ids.device), n)
         other = None if self.other is None else self.other.repeated(prompts, n)
-        live = self.ends.live
-        own = DecoderProcessor(self.decoder, seeds, start=input_ids.shape[1], other=other, live=live, **self.options)
+        seen = rest.get("attention_mask")
+        known: dict[str, Any] = {"other": other, "live": self.ends.live, "padding": None if seen is None else seen == 0}
+        own = DecoderProcessor(self.decoder, seeds, start=input_ids.shape[1], **known, **self.options)
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
         sample: Any = getattr(GenerationMixin, "_sample")  # noqa: B009
