@@ -216,7 +216,9 @@ def test_a_file_is_whole_or_absent(tmp_path):
 
 
 def test_control_c_leaves_nothing_behind(tmp_path):
-    program = "import simplexity.cli as c; print('ready', flush=True); c.main()"
+    # a shell may have told its background jobs, and so their children, to ignore Ctrl-C
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heed}; import simplexity.cli as c; print('ready', flush=True); c.main()"
     command = [sys.executable, "-c", program, "compare", "Hello", "--max-tokens", "4000", "--html", "a.html"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

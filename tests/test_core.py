@@ -228,7 +228,7 @@ def test_import_needs_torch_alone():
 LAYERS = [
     {"rows", "context", "roots", "coverage", "groups", "files", "embedded"},
     {"narrow", "regularisers", "constraints", "supports", "cuts", "penalties", "draw", "measures", "parameters"},
-    {"problem", "structure", "anchor"},
+    {"problem", "structure", "anchor", "coupling"},
     {"certificate", "solvers"},
     {"kernels"},
     {"targets", "specs", "decoding"},

@@ -372,7 +372,8 @@ def test_processes_stay_between_calls_and_end_with_the_block():
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from simplexity.evaluation.graders.mathematics import MathGrader
 from simplexity.evaluation.task import Question
 grader = MathGrader(workers=1, timeout=100)

@@ -3,6 +3,7 @@
 from simplexity.certificate import Certificate, certify
 from simplexity.constraints import Caps, Constraint, EntropyFloor, GroupBounds, KLBall
 from simplexity.context import Context
+from simplexity.coupling import Codes
 from simplexity.cuts import XTC, Epsilon, Eta, MinP, TopH, TopNSigma, Typical
 from simplexity.decoders import decoder, decoders
 from simplexity.decoding import Decoder
@@ -25,6 +26,7 @@ __all__ = [
     "Caps",
     "Certificate",
     "ClosedForm",
+    "Codes",
     "Constraint",
     "Context",
     "Coverage",

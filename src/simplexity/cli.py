@@ -29,6 +29,7 @@ from simplexity.evaluation import commands
 from simplexity.explaining import DEFAULT, ascent_path, explain_step
 from simplexity.files import FORMATS, check_writable, whole_file
 from simplexity.options import (
+    CoupledOption,
     DecodersOption,
     DeviceOption,
     DtypeOption,
@@ -88,6 +89,7 @@ def generate(
     n: Annotated[int, typer.Option("-n", min=1, help="how many samples")] = 1,
     seed: SeedOption = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="how many tokens at most")] = 128,
+    coupled: CoupledOption = False,
     mode: Annotated[bool, typer.Option("--mode", help="take the mode of q at each step instead of drawing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with log q and log p of every token")] = False,
     other_prompt: OtherPromptOption = None,
@@ -124,7 +126,7 @@ def generate(
         stream = Stream(language_model.tokenizer, None if as_json else sys.stdout, advance, show=n == 1)
         found = write(
             language_model.model, inputs["input_ids"], chosen, n, max_tokens, [seed],
-            mode=mode, trace=as_json, streamer=stream, other=other, masks=masks,
+            mode=mode, trace=as_json, streamer=stream, other=other, masks=masks, coupled=coupled,
             attention_mask=inputs["attention_mask"],
         )  # fmt: skip
     samples = [language_model.text(row) for row in found.tokens]
@@ -146,6 +148,7 @@ def compare(
     specs: DecodersOption = None,
     n: Annotated[int, typer.Option("-n", min=1, help="samples of each decoder")] = 4,
     seed: SeedOption = None,
+    coupled: CoupledOption = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="how many tokens at most")] = 64,
     page: Annotated[Path | None, typer.Option("--html", help="also write one self-contained page")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="also draw a figure (.png, .svg, .pdf)")] = None,
@@ -167,7 +170,7 @@ def compare(
     from simplexity.comparing import compare as run
 
     with _steps("decoders", len(chosen)) as advance:
-        results = run(language_model, text, chosen, n, max_tokens, seed, raw, lambda _: advance(), other)
+        results = run(language_model, text, chosen, n, max_tokens, seed, raw, lambda _: advance(), other, coupled)
     out = terminal.console()
     out.print(Text(text, style="bold"))
     out.print(terminal.show_comparison(results, n))

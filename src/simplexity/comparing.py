@@ -45,6 +45,7 @@ def compare(
     raw: bool = False,
     done: Callable[[Compared], None] = lambda _: None,
     other: OtherModel | None = None,
+    coupled: bool = False,
 ) -> list[Compared]:
     """n samples of each decoder from one seed; `done` is told of each as it is finished.
 
@@ -67,6 +68,7 @@ def compare(
             seeds=[seed],
             trace=True,
             other=other if decoder(spec).reads("other") else None,
+            coupled=coupled,
         )
         assert found.entropy is not None
         assert found.effective_temperature is not None

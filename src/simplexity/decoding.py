@@ -17,6 +17,7 @@ from torch import Tensor
 from simplexity import measures, specs
 from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
+from simplexity.coupling import Codes
 from simplexity.draw import Seeds, as_seeds, check_draw, inverse_cdf, mode, uniforms
 from simplexity.kernels import Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
 from simplexity.parameters import Rule, rule_of
@@ -175,10 +176,12 @@ class Decoder(ABC):
         step: int | Tensor | None = None,
         context: Context | None = None,
         validate: bool = True,
+        codes: Codes | None = None,
     ) -> Any:
         """One token per row, int64 `[...]`; reproducible from a generator, or from one seed per row and the step.
 
-        Seeds and step may also stand in the context.
+        Seeds and step may also stand in the context. With `codes` the rows are samples of groups that are to differ:
+        each one alone is drawn from q, and the codes move on to the next token.
 
         `validate=False` does not synchronise with the host and returns `(tokens, status)`: a row that
         cannot be solved gives the token −1.
@@ -186,6 +189,12 @@ class Decoder(ABC):
         if context is not None:
             seeds = context.seeds if seeds is None and generator is None else seeds
             step = context.step if step is None else step
+        if codes is not None:
+            if generator is not None:
+                raise ValueError("give a generator or codes, not both")
+            solution = self._solution(self._posed(scores, context, validate))
+            tokens = solution.columns.tokens(codes.draw(solution.q))
+            return tokens if validate else (_blank(tokens, solution.status), solution.status)
         if (
             scores.is_cuda
             and (found := self._draw_on_gpu(scores, generator, seeds, 0 if step is None else step, context)) is not None

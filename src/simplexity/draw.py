@@ -15,6 +15,7 @@ from simplexity.rows import BLOCK, argmax, covers, first_rows, in_blocks, pick
 
 Seeds = int | Sequence[int] | Tensor
 
+GRAIN = 2.0**-53  # of a number in [0, 1)
 GOLDEN = -0x61C8864680B583EB  # 2^64 divided by the golden ratio, as a signed number
 
 
@@ -89,6 +90,30 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
     # the block was summed in another precision: what is left of the target may lie a rounding beyond its end
     left = torch.minimum(target - (ends - sums).gather(-1, block), inside[..., -1:] * (1 - 2**-52))
     return _first_above(inside, left).add_(block, alpha=blocks.shape[-1]).squeeze(-1)
+
+
+def locate(q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(token, where in its interval u lies, from 0 to 1, how wide that is), each `[...]`, for u in [0, 1).
+
+    As `inverse_cdf`, up to the rounding of sums: here u decides about the tokens after this one too, so that every
+    token's interval is mapped onto all of [0, 1).
+    """
+    blocks = in_blocks(q) if q.shape[-1] >= 4 * BLOCK else q.unsqueeze(-2)
+    sums = blocks.sum(-1, dtype=torch.float64)
+    block, left, share = _descend(sums, u.unsqueeze(-1))
+    token, rest, part = _descend(pick(blocks, block).double(), left)
+    token = token.add_(block, alpha=blocks.shape[-1])
+    return token.squeeze(-1), rest.squeeze(-1), (share * part).squeeze(-1)
+
+
+def _descend(masses: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(the first of the masses `[..., n]` whose end exceeds u·Σ, where in it u lies, its share), each `[..., 1]`."""
+    ends = masses.cumsum(-1)
+    target = u * ends[..., -1:]
+    place = _first_above(ends, target)
+    mass = masses.gather(-1, place)
+    rest = (target - (ends.gather(-1, place) - mass)) / mass
+    return place, rest.clamp_(0.0, 1.0 - GRAIN), mass / ends[..., -1:]
 
 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:

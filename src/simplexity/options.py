@@ -22,5 +22,8 @@ OtherPromptOption = Annotated[
 OtherModelOption = Annotated[
     str | None, typer.Option("--other-model", help="the other model, for decoders of two [default: the same one]")
 ]
+CoupledOption = Annotated[
+    bool, typer.Option("--coupled", help="spread the samples over the tree of texts; each alone is still an exact draw")
+]
 SeedOption = Annotated[int | None, typer.Option(help="the same seed gives the same texts [default: a new one]")]
 DecodersOption = Annotated[list[str] | None, typer.Option("--decoder", help="a decoder's spec; may be repeated")]

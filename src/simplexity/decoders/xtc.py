@@ -8,6 +8,7 @@ from torch import Tensor
 
 from simplexity import cuts
 from simplexity.context import Context
+from simplexity.coupling import Codes
 from simplexity.decoding import Decoder
 from simplexity.draw import Seeds, as_seeds, check_draw, uniform
 from simplexity.parameters import parameter, temperature, temperature_last
@@ -60,6 +61,7 @@ class XTC(Decoder, name="xtc"):
         step: int | Tensor | None = None,
         context: Context | None = None,
         validate: bool = True,
+        codes: Codes | None = None,
     ) -> Any:
         """As every decoder's, with the coin thrown by the same seeds or the same generator."""
         context = Context() if context is None else context
@@ -70,4 +72,4 @@ class XTC(Decoder, name="xtc"):
             own = torch.randint(-(2**63), 2**63 - 1, rows, generator=generator, device=device)
         else:
             own = context.seeds if seeds is None else as_seeds(seeds, rows, device)
-        return super().sample(scores, generator, seeds, step, replace(context, seeds=own, step=step), validate)
+        return super().sample(scores, generator, seeds, step, replace(context, seeds=own, step=step), validate, codes)

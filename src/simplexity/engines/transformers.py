@@ -23,6 +23,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTime
 
 from simplexity import measures
 from simplexity.context import Context
+from simplexity.coupling import Codes
 from simplexity.decoders import decoder as as_decoder
 from simplexity.draw import Seeds, as_seeds, derive_seeds, mode
 from simplexity.engines.other_model import OtherModel, Reading
@@ -83,7 +84,8 @@ class DecoderProcessor(LogitsProcessor):
     of q instead. The step is the number of tokens written since the first call, or since there were `start` tokens.
     `other` is a second model that reads along, `rewards` are what `controlled` climbs, and `masks` say at every step
     which tokens may come next. `live` tells which rows have not ended; without it all count as unfinished. `padding`
-    `[rows, length]` is True where the prompts are padded: no penalty is for tokens that nobody wrote.
+    `[rows, length]` is True where the prompts are padded: no penalty is for tokens that nobody wrote. With `codes` the
+    rows of a group are spread over the tree of texts; seeds then only serve decoders with a random part of their own.
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class DecoderProcessor(LogitsProcessor):
         masks: Sequence[Masker] = (),
         live: Callable[[], Tensor | None] = lambda: None,
         padding: Tensor | None = None,
+        codes: Codes | None = None,
     ) -> None:
+        if codes is not None and (generator is not None or mode):
+            raise ValueError("coupled draws come from their codes: give no generator and not mode")
         if seeds is not None and generator is not None:
             raise ValueError("give a generator or seeds, not both")
         self.decoder = as_decoder(decoder)
@@ -107,6 +112,7 @@ class DecoderProcessor(LogitsProcessor):
         self.trace, self.start, self.last = trace, start, -1
         self.other, self.rewards, self.masks, self.live = other, rewards, masks, live
         self.reading: Reading | None = None
+        self.codes = codes
         self.padding = padding if self.decoder.penalises() else None  # nothing else looks that far back
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -115,6 +121,8 @@ class DecoderProcessor(LogitsProcessor):
         if self.start is None or length not in (self.start, self.last + 1):
             self.start = length  # a new text begins
         self.last, step = length, length - self.start
+        if self.codes is not None and self.codes.step != step:
+            raise ValueError(f"these codes have drawn {self.codes.step} tokens, not {step}: each text needs its own")
         seeds = None if self.seeds is None else as_seeds(_listed(self.seeds), scores.shape[:-1], scores.device)
         written = input_ids[:, self.start :]
         other, mask = self._other(written, scores.shape[-1]), self._mask(written, scores.shape[-1])
@@ -125,7 +133,9 @@ class DecoderProcessor(LogitsProcessor):
         if self.padding is not None:
             tokens = torch.cat([input_ids[:, : self.start].masked_fill(self.padding, -1), written], 1)
         context = Context(tokens=tokens, step=step, seeds=seeds, other=other, rewards=rewards, mask=mask)
-        if self.mode:
+        if self.codes is not None:
+            tokens = self.decoder.sample(scores, step=step, context=context, codes=self.codes)
+        elif self.mode:
             tokens = self.decoder.mode(scores, context=context)
         else:
             tokens = self.decoder.sample(scores, self.generator, seeds, step, context)
@@ -158,6 +168,7 @@ class Sampling:
     Stopping criteria and `num_return_sequences` (with do_sample=True) work as always; a streamer is given here, because
     transformers does not hand its own on to a `custom_generate`, and so are `processors` of transformers' own classes
     that the scores are to go through first: given to `generate` they cannot be told from those of the configuration.
+    `coupled` spreads the samples of a prompt over the tree of texts, each one still an exact draw.
     `seeds` are one for each prompt, from which those of its samples are derived, and so are the prompts of `other`, or
     one for all; further arguments are those of `DecoderProcessor`. `settings` holds afterwards what was not applied.
     """
@@ -169,8 +180,12 @@ class Sampling:
         streamer: Any = None,
         processors: Sequence[Any] = (),
         other: OtherModel | None = None,
+        coupled: bool = False,
         **options: Any,
     ) -> None:
+        if coupled and (options.get("mode") or options.get("generator")):
+            raise ValueError("coupled draws come from seeds: give no generator and not mode")
+        self.coupled = coupled
         self.decoder, self.seeds, self.streamer, self.options = as_decoder(decoder), seeds, streamer, options
         self.processors, self.other = processors, other
         self.settings: dict[str, Any] = {}
@@ -196,12 +211,20 @@ class Sampling:
         self.ends = Ends(stopping_criteria or [])
         config.do_sample = False  # the draw is ours; transformers takes the one token left
         seeds, n = self.seeds, config.num_return_sequences or 1
-        prompts = len(input_ids) // n
+        prompts, codes = len(input_ids) // n, None
+        if self.coupled:
+            seeds = torch.randint(-(2**63), 2**63 - 1, (prompts,)) if seeds is None else seeds
+            codes = Codes.spread(as_seeds(_listed(seeds), torch.Size([prompts]), input_ids.device), n, input_ids.device)
         if seeds is not None:
             seeds = derive_seeds(as_seeds(_listed(seeds), torch.Size([prompts]), input_ids.device), n)
         other = None if self.other is None else self.other.repeated(prompts, n)
         seen = rest.get("attention_mask")
-        known: dict[str, Any] = {"other": other, "live": self.ends.live, "padding": None if seen is None else seen == 0}
+        known: dict[str, Any] = {
+            "codes": codes,
+            "other": other,
+            "live": self.ends.live,
+            "padding": None if seen is None else seen == 0,
+        }
         own = DecoderProcessor(self.decoder, seeds, start=input_ids.shape[1], **known, **self.options)
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
@@ -292,6 +315,7 @@ def generate(
     other: OtherModel | None = None,
     rewards: Rewards | None = None,
     masks: Sequence[Masker] = (),
+    coupled: bool = False,
     **options: Any,
 ) -> Generated:
     """n texts for each of the prompts `[prompts, length]`, padded on the left, drawn from the decoder's q.
@@ -305,6 +329,7 @@ def generate(
              logits. A token that only one of the two models has is forbidden.
     rewards: what each next token is worth, for `controlled`.
     masks:   what may come next at each step: grammars, banned strings, token sets; all of them hold.
+    coupled: the n texts of a prompt share evenly spread codes and differ more than independent ones would.
     options: what else `model.generate` takes: attention_mask, stopping_criteria, …
     """
     if n < 1 or max_new_tokens < 1:
@@ -315,7 +340,7 @@ def generate(
         _check_room(other.model, other.input_ids.shape[1], max_new_tokens, "the other model's")
     record = Trace(int(trace)) if trace else None
     own = options.get("logits_processor") or ()
-    beyond: dict[str, Any] = {"rewards": rewards, "masks": masks}
+    beyond: dict[str, Any] = {"rewards": rewards, "masks": masks, "coupled": coupled}
     sampling = Sampling(decoder, seeds, streamer, own, other, generator=generator, mode=mode, trace=record, **beyond)
     if stop:
         if tokenizer is None:

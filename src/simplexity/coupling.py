@@ -1,0 +1,60 @@
+"""Samples that cover: the draws of a group made with evenly spread codes instead of independent numbers.
+
+Arithmetic sampling (Vilnis et al., 2023). A code in [0, 1) is read like arithmetic coding: the token is the one whose
+cumulative interval holds it, and where in that interval it lay is the code for the next token. A uniform code is an
+exact draw of the whole text. Sample i of a group of K has the code (u + i/K) mod 1 with one u for all: each one alone
+is still uniform, together they are spread over the tree of texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simplexity.draw import GRAIN, Seeds, as_seeds, derive_seeds, locate, uniform
+
+SHARED, OWN = 1, 2  # streams of random numbers beside that of plain draws
+
+
+@dataclass
+class Codes:
+    """The codes of some rows, float64 `[rows]`, which every token uses up a little.
+
+    A code has 53 bits and a token takes log2(1/q) of them. What is taken at the top is put back at the bottom from the
+    row's own stream of numbers, so that a text of any length is an exact draw. A row's codes depend on the seed of its
+    group, its place there and its own distributions alone.
+    """
+
+    code: Tensor
+    seeds: Tensor
+    step: int = 0
+
+    @classmethod
+    def spread(cls, seeds: Seeds, size: int, device: torch.device | str = "cpu") -> Codes:
+        """The codes of groups of `size` samples, side by side; one seed for each group.
+
+        >>> codes = Codes.spread(7, 4).code.sort().values
+        >>> codes[1:] - codes[:-1]
+        tensor([0.2500, 0.2500, 0.2500], dtype=torch.float64)
+        """
+        if size < 1:
+            raise ValueError(f"a group has at least one sample, got {size}")
+        one = isinstance(seeds, int) or (isinstance(seeds, Tensor) and seeds.ndim == 0)
+        count = 1 if one else len(seeds)  # pyright: ignore[reportArgumentType]
+        groups = as_seeds([seeds] if one else seeds, torch.Size([count]), torch.device(device))  # pyright: ignore[reportArgumentType]
+        shared = uniform(groups, 0, SHARED).unsqueeze(-1)
+        places = torch.arange(size, device=groups.device, dtype=torch.float64) / size
+        return cls(((shared + places) % 1.0).flatten(), derive_seeds(groups, size))
+
+    def draw(self, q: Tensor) -> Tensor:
+        """One token per row of q `[rows, n]`, int64 `[rows]`; the codes move on."""
+        if q.shape[:-1] != self.code.shape:
+            raise ValueError(f"{len(self.code)} codes need as many rows, got q of {list(q.shape)}")
+        token, rest, width = locate(q, self.code)
+        fresh = uniform(self.seeds, self.step, OWN)
+        # what was the last bit of the code is GRAIN / width after the stretch; where no bit is left all are new
+        self.code = torch.where(width > GRAIN, rest + GRAIN / width * fresh, fresh).clamp_(0.0, 1.0 - GRAIN)
+        self.step += 1
+        return token
