@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from simplexity import Codes, Context, decoder
+from simplexity import Codes, Context, decoder, draw
 from simplexity.draw import inverse_cdf, locate
 
 GROUPS, SIZE = 20_000, 4
@@ -143,12 +143,12 @@ def test_the_samples_of_a_prompt_are_coupled_in_transformers(smollm):
     codes = Codes.spread([1, 2], 8)
     first = codes.draw(decoder("softmax").distribution(logits).repeat_interleave(8, 0))
     assert torch.equal(both.tokens[:, 0], first)
-    seeds = list(range(40))
-    distinct = {}
-    for coupled in (False, True):
-        rows = generate(model, ids[:1].expand(40, -1), "softmax", 8, 1, seeds, coupled=coupled,
-                        attention_mask=inputs["attention_mask"][:1].expand(40, -1))  # fmt: skip
-        distinct[coupled] = sum(len(set(group)) for group in rows.tokens.view(40, 8).tolist())
-    assert distinct[True] > distinct[False] + 10
+    q = decoder("softmax").distribution(logits[:1]).expand(320, -1)
+    coupled = Codes.spread(range(40), 8).draw(q)
+    distinct = [
+        sum(len(set(group)) for group in tokens.view(40, 8).tolist())
+        for tokens in (coupled, draw(q, seeds=list(range(320))))
+    ]
+    assert distinct[0] > distinct[1] + 10
     with pytest.raises(ValueError, match="give no generator and not mode"):
         generate(model, ids, "softmax", 8, coupled=True, mode=True, **given)
