@@ -203,3 +203,13 @@ def test_log_q_in_place_leaves_a_row_that_cannot_be_solved():
     assert status.tolist() == [0, 1, 0]
     torch.testing.assert_close(x[1], before[1], equal_nan=True, atol=0, rtol=0)
     torch.testing.assert_close(x[[0, 2]].exp(), decoder("bok").distribution(before[[0, 2]]), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "spec", ["bok", "bok:weights=uniform,beta=0.05", "bok:weights=top-m,m=2", "bok:temperature=0.8"]
+)
+def test_log_q_where_few_tokens_weigh_and_all_others_lie_just_below(spec):
+    x = torch.full((3, 49_152), -9.5)
+    x[0, 7], x[0, 99], x[1, 3], x[2, :40] = 0.0, -0.3, 1.0, torch.linspace(-2, 0, 40)
+    log_q, _ = decoder(spec).log_distribution(x)
+    torch.testing.assert_close(log_q.double(), decoder(spec).distribution(x.double()).log(), atol=2e-5, rtol=0)

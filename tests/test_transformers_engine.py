@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, SuppressTokensLogitsProcessor
 
+from goodness import chi_square
 from simplexity import decoder, effective_temperature
 from simplexity.draw import derive_seeds
 from simplexity.engines.roomy_cache import roomy_cache
@@ -36,18 +36,6 @@ def spoilt(smollm):
     yield smollm
     for name, value in before.items():
         setattr(config, name, value)
-
-
-def chi_square(tokens: torch.Tensor, q: torch.Tensor) -> float:
-    """The p-value of the counts of `tokens` under q, tokens too rare for the test together in one class."""
-    counts = torch.bincount(tokens, minlength=len(q)).double()
-    expected = q.double() * len(tokens)
-    assert counts[q == 0].sum() == 0, "a token off the support was drawn"
-    common = expected >= 5
-    seen = torch.cat([counts[common], counts[~common].sum().view(1)])
-    hoped = torch.cat([expected[common], expected[~common].sum().view(1)])
-    kept = hoped > 0.5
-    return float(stats.chisquare(seen[kept], hoped[kept] * seen[kept].sum() / hoped[kept].sum()).pvalue)
 
 
 @pytest.mark.parametrize("spec", ["softmax", "top-p:p=0.9", "sparsemax:lam=3", "bok:temperature=3,lam=1,beta=0.5"])

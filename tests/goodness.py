@@ -6,7 +6,7 @@ from scipy import stats
 
 def chi_square(tokens, q) -> float:
     """The p-value of the hypothesis that `tokens` were drawn from q `[V]`; rare tokens are counted together."""
-    counts = torch.bincount(torch.tensor(tokens), minlength=len(q)).double()
+    counts = torch.bincount(torch.as_tensor(tokens), minlength=len(q)).double()
     expected = q.double() * len(tokens)
     assert counts[q == 0].sum() == 0, "a token off the support was drawn"
     common = expected >= 5
