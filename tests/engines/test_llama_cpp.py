@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from goodness import chi_square
 from needed import needed
-
 from simplexity import Decoder, NegEntropy, Problem, decoder
 from simplexity.draw import derive_seeds
 from simplexity.engines.llama_cpp import NEUTRAL, SETTINGS, DecoderProcessor, generate, prompt_ids, stream

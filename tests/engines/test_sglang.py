@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from needed import needed
 from scipy import stats
 
+from needed import needed
 from simplexity import decoder
 from simplexity.engines import rows_by_decoder, sglang
 from simplexity.engines.sglang import DecoderProcessor, main, request

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from needed import needed
 
 httpx, psutil = needed("vllm", "httpx"), needed("vllm", "psutil")
