@@ -631,6 +631,19 @@ def test_a_reference_of_another_model():
     torch.testing.assert_close(torch.xlogy(q, q / torch.softmax(t, -1)).sum(-1), exactly(0.2, 0.2))
 
 
+def test_a_reference_of_another_model_under_a_mask():
+    # all that the mask leaves has a mass of 1e-6 under the other model: far from r, and r is restricted too
+    s, t = torch.randn(2, 2, 30).double()
+    t[:, 20:] -= 14
+    mask = torch.arange(30) >= 20
+    d = decoder("kl-ball:epsilon=0.2")
+    q = d.distribution(s, Context(other=t, mask=mask))
+    r = torch.softmax(t[:, 20:], -1)
+    torch.testing.assert_close(torch.xlogy(q[:, 20:], q[:, 20:] / r).sum(-1), exactly(0.2, 0.2))
+    assert bool((q[:, :20] == 0).all())
+    assert bool(d.certify(s, Context(other=t, mask=mask)).holds(1e-9).all())
+
+
 # what must not be ignored
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from simplexity.anchor import Anchor
@@ -17,7 +18,7 @@ from simplexity.regularisers import Zero
 class KLBounded(Decoder, name="kl-ball"):
     """r·exp(s / ν), normalised, with the smallest ν that keeps KL(q ‖ r) within epsilon; greedy if any does.
 
-    r = softmax(t / temperature), t another model's logits (context.other), or the model's own, t = s.
+    r = softmax(t / temperature) over the allowed tokens, t another model's logits (context.other), or t = s.
     """
 
     objective = "max <q,s> with KL(q‖r) <= epsilon"
@@ -28,5 +29,7 @@ class KLBounded(Decoder, name="kl-ball"):
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         other = None if context is None else context.other_like(scores)
+        # what a mask forbids is not part of the reference either, or it could be too far from all that is left
+        other = None if other is None else other.masked_fill(scores == -torch.inf, -torch.inf)
         anchor = Anchor(scores if other is None else other, self.temperature)
         return Problem(scores, Zero(), lam=0.0, constraints=(KLBall(self.epsilon, anchor.both[0]),))
