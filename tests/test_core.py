@@ -29,6 +29,7 @@ from simplexity import (
     solve,
 )
 from simplexity.anchor import Anchor
+from simplexity.decoders.best_of_k import token_weights
 
 SRC = Path(sx.__file__).parent
 
@@ -111,11 +112,11 @@ def test_a_reference_of_zero_forbids_a_token():
 
 def test_weights_of_best_of_k():
     s = torch.tensor([[1.0, 3.0, 2.0, 2.0]])
-    weigh = lambda spec: decoder(spec).token_weights(Anchor(s, 1.0))  # noqa: E731
-    assert weigh("bok:weights=uniform") == 1.0
-    assert weigh("bok:weights=top-m,m=2").tolist() == [[0, 1, 1, 0]]
-    torch.testing.assert_close(weigh("bok:weights=rank,m=1"), torch.tensor([[0.125, 1.0, 0.5, 0.25]]))
-    torch.testing.assert_close(weigh("bok"), torch.softmax(s, -1))
+    anchor = Anchor(s, 1.0)
+    assert token_weights("uniform", 8, anchor) == 1.0
+    torch.testing.assert_close(token_weights("top-m", 2, anchor), torch.tensor([[0.0, 1.0, 1.0, 0.0]]))
+    torch.testing.assert_close(token_weights("rank", 1, anchor), torch.tensor([[0.125, 1.0, 0.5, 0.25]]))
+    torch.testing.assert_close(token_weights("probs", 8, anchor), torch.softmax(s, -1))
     own = decoder({"decoder": "bok", "weights": lambda scores: (scores > 1.5).float(), "solver": "exact", "beta": 5.0})
     top = decoder("bok:weights=top-m,m=3,solver=exact,beta=5")
     torch.testing.assert_close(own.distribution(s), top.distribution(s))

@@ -435,9 +435,10 @@ def test_js_is_the_divergence_it_is_named_after():
 
 def test_the_frontier_pays_for_tokens_a_little_below_the_best():
     from simplexity.anchor import Anchor
+    from simplexity.decoders.best_of_k import token_weights
 
     s = torch.tensor([[3.0, 2.0, 0.0, -INF]]).double()
-    w = decoder("bok:weights=frontier,temperature=2").token_weights(Anchor(s, 2.0))  # pyright: ignore
+    w = token_weights("frontier", 8, Anchor(s, 2.0))
     gap = torch.tensor([0.0, 1.0, 3.0]).double()
     torch.testing.assert_close(w[0, :3], gap * torch.exp(-gap / 2))
     assert w[0, 3] == 0

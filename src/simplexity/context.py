@@ -47,6 +47,17 @@ class Context:
         """The other model's logits, in the dtype and on the device of the scores."""
         return self.like("other", scores)
 
+    def siblings_like(self, scores: Tensor) -> Tensor | None:
+        """How many samples share each row's text, a whole number `[..., 1]` on the device of the scores."""
+        if self.siblings is None:
+            return None
+        if self.siblings.is_floating_point() or not covers(self.siblings.shape, scores.shape[:-1]):
+            raise ValueError(
+                f"context.siblings must be whole numbers {list(scores.shape[:-1])}, "
+                f"got {self.siblings.dtype} {list(self.siblings.shape)}"
+            )
+        return self.siblings.to(scores.device).expand(scores.shape[:-1]).unsqueeze(-1)
+
     def like(self, name: str, scores: Tensor) -> Tensor | None:
         """A field `[..., V]` in the dtype and on the device of the scores."""
         given: Tensor | None = getattr(self, name)

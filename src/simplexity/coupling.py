@@ -29,7 +29,7 @@ class Codes:
 
     code: Tensor
     seeds: Tensor
-    step: int = 0
+    step: int | Tensor = 0  # of the next token; one for each row where their texts began at different times
 
     @classmethod
     def spread(cls, seeds: Seeds, size: int, device: torch.device | str = "cpu") -> Codes:
@@ -56,5 +56,5 @@ class Codes:
         fresh = uniform(self.seeds, self.step, OWN)
         # what was the last bit of the code is GRAIN / width after the stretch; where no bit is left all are new
         self.code = torch.where(width > GRAIN, rest + GRAIN / width * fresh, fresh).clamp_(0.0, 1.0 - GRAIN)
-        self.step += 1
+        self.step = self.step + 1
         return token

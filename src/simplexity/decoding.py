@@ -260,7 +260,8 @@ class Decoder(ABC):
         probe = scores.new_empty((*scores.shape[:-1], 1), dtype=torch.float32)
         columns = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
         decoder = self._with({name: per_row(value, probe, name) for name, value in columns.items()})
-        problem = decoder.problem(probe, None if other is None else Context(other=probe.clone()))
+        beside = None if other is None else probe.clone()
+        problem = decoder.problem(probe, None if context is None else Context(siblings=context.siblings, other=beside))
         plan = gpu_plan(scores, problem, decoder.method(problem)) if problem.scores is probe else None
         if plan is not None and plan.other is not None and other is not None:
             return replace(plan, other=other.detach().to(scores.device).contiguous())

@@ -5,16 +5,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from scipy import stats
 
 from conftest import surroundings
-from simplexity import Context, Decoder, NegEntropy, Problem, Status, decoder, decoders
+from simplexity import Codes, Context, Decoder, NegEntropy, Problem, Status, decoder, decoders
 from simplexity.engines import rows_by_decoder
+from simplexity.engines.request_codes import place_of, request_code
 from simplexity.engines.rows_by_decoder import (
     FAILED,
     NO_DECODER,
     Tally,
     refuse_distorting,
     refuse_needy,
+    refuse_siblings,
     reshape,
 )
 
@@ -256,3 +259,81 @@ def test_decoders_that_need_what_an_engine_does_not_bring_are_refused():
     refuse_needy(decoder("bok"), "Engine X")
     with pytest.raises(ValueError, match=r"guidance needs another model's logits .* Engine X does not bring"):
         refuse_needy(decoder("guidance"), "Engine X")
+
+
+def coded(size=6, seed=7):
+    return [request_code((seed, index, size), torch.device("cpu")) for index in range(size)]
+
+
+def drawn(logits, codes, steps, spec="softmax"):
+    """The tokens left in each row; −1 where more than one is."""
+    logits = logits.clone()
+    reshape(logits, [spec] * len(codes), Context(step=torch.tensor(steps)), codes=codes)
+    return [row.nonzero().item() if len(row.nonzero()) == 1 else -1 for row in (logits == 0)]
+
+
+def test_requests_of_a_group_draw_as_the_group_would():
+    steps = [scores(6, 300) + step for step in range(5)]
+    together = Codes.spread(7, 6)
+    expected = [decoder("softmax").sample(s, codes=together).tolist() for s in steps]
+    requests = coded()
+    for step, s in enumerate(steps):  # each in a batch with others, and one alone
+        found = drawn(s[:5], requests[:5], [step] * 5) + drawn(s[5:], requests[5:], [step])
+        assert found == expected[step]
+    assert len(set(expected[0])) > 3
+
+
+def test_a_token_thrown_away_costs_nothing():
+    s, requests = scores(6, 300), coded()
+    first = drawn(s, requests, [0] * 6)
+    after = [float(request.after) for request in requests]
+    assert drawn(s, requests, [0] * 6) == first, "the same step again"
+    assert [float(request.after) for request in requests] == after
+    others = coded()
+    drawn(scores(6, 300).flip(-1), others, [-3] * 6)  # a part of the prompt
+    assert drawn(s, others, [0] * 6) == first
+    assert drawn(s, others, [1] * 6) == drawn(s, requests, [1] * 6)
+
+
+def test_a_text_taken_up_again_goes_on_with_a_new_code():
+    s, requests = scores(1, 300).expand(6, -1), coded()
+    drawn(s, requests, [9] * 6)
+    begun = [float(request.before) for request in requests]
+    assert len(set(begun)) == 6
+    fresh = [float(request.before) for request in coded()]
+    assert not set(begun) & set(fresh)
+    many = [request_code((seed, 3, 6), torch.device("cpu")) for seed in range(4000)]
+    reshape(torch.zeros(4000, 4), ["softmax"] * 4000, Context(step=torch.full((4000,), 9)), codes=many)
+    spots = torch.histc(torch.stack([request.before for request in many]).float(), 10, 0, 1)
+    assert stats.chisquare(spots.numpy()).pvalue > 1e-4
+
+
+def test_rows_with_codes_that_cannot_be_solved_pass_through():
+    s, requests = scores(3, 50), coded(3)
+    s[1, 4] = torch.nan
+    logits = s.clone()
+    kinds: list = ["bok", "bok", None]
+    assert reshape(logits, kinds, codes=[*requests[:2], None]).tolist() == [0, Status.NAN, NO_DECODER]
+    torch.testing.assert_close(logits[1:], s[1:], equal_nan=True)
+    assert (logits[0] == 0).sum() == 1
+    assert all(0 <= float(request.after) < 1 for request in requests)
+
+
+def test_places_that_make_no_sense_are_refused():
+    assert place_of({"decoder": "bok"}) is None
+    assert place_of({"group": -4, "index": 0, "size": 1}) == (-4, 0, 1)
+    for given, words in [
+        ({"group": 1, "index": 0}, "three whole numbers"),
+        ({"group": 1, "index": 0.5, "size": 2}, "three whole numbers"),
+        ({"group": True, "index": 0, "size": 2}, "three whole numbers"),
+        ({"group": 1, "index": 2, "size": 2}, "0 <= index < size"),
+        ({"group": 1, "index": 0, "size": 0}, "0 <= index < size"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            place_of(given)
+
+
+def test_decoders_that_count_siblings_are_refused():
+    with pytest.raises(ValueError, match="tree-bok counts the samples of a group that share a text; vLLM does not"):
+        refuse_siblings(decoder("tree-bok"), "vLLM")
+    refuse_siblings(decoder("bok"), "vLLM")

@@ -22,7 +22,7 @@ from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality, _load_logitsprocs_plugins  # noqa: E402
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState, loader  # noqa: E402
 
-from simplexity import Context, decoder  # noqa: E402
+from simplexity import Codes, Context, decoder  # noqa: E402
 from simplexity.embedded import unpacked  # noqa: E402
 from simplexity.engines.vllm import DecoderProcessor  # noqa: E402
 
@@ -34,9 +34,11 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def params(spec=None, **rest):
+def params(spec=None, place=None, **rest):
     given = {"max_tokens": 1, "detokenize": False, **rest}
-    return SamplingParams(**given, extra_args=None if spec is None else {"decoder": spec})
+    extra = {} if spec is None else {"decoder": spec}
+    extra |= {} if place is None else dict(zip(("group", "index", "size"), place, strict=False))
+    return SamplingParams(**given, extra_args=extra or None)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,55 @@ def test_log_probabilities_are_log_q(llm, scores, spec):
     torch.testing.assert_close(found[likely], q[likely].log(), atol=1e-3, rtol=0)
 
 
+def test_the_requests_of_a_group_are_coupled(llm, scores):
+    size, groups, spec = 8, 40, SPECS[0]
+    wanted = [params(spec, (group, index, size), max_tokens=3) for group in range(groups) for index in range(size)]
+    mixed = [one for pair in zip(wanted, [params(seed=1)] * len(wanted), strict=True) for one in pair]
+    found = written(llm, mixed)[::2]
+    q = decoder(spec).distribution(scores).expand(groups * size, -1)
+    expected = Codes.spread(range(groups), size).draw(q)
+    same = sum(tokens[0] == token for tokens, token in zip(found, expected.tolist(), strict=True))
+    assert same >= groups * size - 2, "logits of other batches differ in their last digits"
+    assert written(llm, [params(spec, (4, index, size)) for index in range(size)]) == [
+        tokens[:1] for tokens in found[4 * size : 5 * size]
+    ], "a group depends on its seed alone"
+    independent = written(llm, [params(spec, seed=seed) for seed in range(groups * size)])
+    distinct = [
+        sum(len({tokens[0] for tokens in texts[i : i + size]}) for i in range(0, groups * size, size))
+        for texts in (found, independent)
+    ]
+    assert distinct[0] > distinct[1] + 10
+
+
+PARTS = """
+import json, sys, torch
+from vllm import LLM, SamplingParams
+from simplexity import Codes, decoder
+model, settings = json.loads(sys.argv[1])
+llm = LLM(model=model, **settings, max_num_batched_tokens=32, enable_chunked_prefill=True)
+prompt = {"prompt_token_ids": [100 + 7 * i for i in range(150)]}
+given = dict(max_tokens=1, detokenize=False)
+(out,) = llm.generate([prompt], [SamplingParams(**given, logprobs=-1)], use_tqdm=False)
+seen = out.outputs[0].logprobs[0]
+scores = torch.tensor([seen[i].logprob for i in range(len(seen))], dtype=torch.float64)
+extra = [{"decoder": "softmax:temperature=2", "group": 3, "index": index, "size": 8} for index in range(8)]
+outs = llm.generate([prompt] * 8, [SamplingParams(**given, extra_args=one) for one in extra], use_tqdm=False)
+q = decoder("softmax:temperature=2").distribution(scores).expand(8, -1)
+print("FOUND", json.dumps([[o.outputs[0].token_ids[0] for o in outs], Codes.spread(3, 8).draw(q).tolist()]))
+"""
+
+
+def test_a_prompt_read_in_parts_does_not_move_the_codes():
+    settings = {**SETTINGS, "max_num_seqs": 8}
+    given = [sys.executable, "-c", PARTS, json.dumps([str(unpacked()), settings])]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=900)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND")), None)
+    assert line is not None, done.stderr[-3000:]
+    found, expected = json.loads(line.removeprefix("FOUND"))
+    assert len(set(expected)) > 4
+    assert found == expected
+
+
 def test_penalties_of_a_decoder_see_the_tokens_so_far(llm):
     wanted = params("greedy:presence=1000", max_tokens=12, ignore_eos=True)
     (tokens,) = written(llm, [wanted])
@@ -105,6 +156,11 @@ def test_what_a_request_asks_in_vain_is_refused(llm):
         ("bok", {"min_p": 0.1, "top_k": 5}, "top_k=5, min_p=0.1 would change"),
         ("bok", {"repetition_penalty": 1.2}, "repetition_penalty=1.2 would change"),
         ("guidance", {}, "another model's logits"),
+        ("tree-bok", {}, "counts the samples of a group"),
+        (None, {"place": (1, 0, 2)}, "need a decoder beside"),
+        ("bok", {"place": (1, 2, 2)}, "0 <= index < size"),
+        ("bok", {"place": (1, 2)}, "three whole numbers"),
+        ("bok", {"place": (1, 0, 2), "n": 2}, "one request for each index"),
     ]:
         with pytest.raises(VLLMValidationError, match=words):
             llm.generate([PROMPT], [params(spec, **rest)], use_tqdm=False)
@@ -228,9 +284,16 @@ class TestSlotsOfTheSecondRunner:
     def test_vllm_finds_it(self):
         assert DecoderProcessor in loader._load_v2_logitsprocs_plugins()
 
-    def states(self, table):
+    def states(self, table, prompts=None):
+        lengths = SimpleNamespace(gpu=prompts)
         return LogitsProcRequestState(
-            torch.device("cpu"), len(table), 50, SimpleNamespace(gpu=table), *(SimpleNamespace() for _ in range(3))
+            torch.device("cpu"),
+            len(table),
+            50,
+            SimpleNamespace(gpu=table),
+            lengths,
+            SimpleNamespace(),
+            SimpleNamespace(),
         )
 
     def context(self, slots, lengths, expanded=None):
@@ -269,3 +332,18 @@ class TestSlotsOfTheSecondRunner:
         seen = torch.tensor([[7, 8, 9, 7, 30], [-1, -1, -1, 4, 5]])
         expected = decoder(spec).distribution(logits, Context(tokens=seen))
         torch.testing.assert_close(made.exp(), expected)
+
+    def test_a_groups_codes_follow_their_slots(self):
+        prompts = torch.full((8,), 5, dtype=torch.int32)
+        processor = DecoderProcessor(SimpleNamespace(), self.states(torch.zeros(8, 9, dtype=torch.int32), prompts))
+        slots = [5, 2, 7]
+        for index, slot in enumerate(slots):
+            assert processor.add_request(slot, params("softmax", (9, index, 3)))
+        codes, expected = Codes.spread(9, 3), {}
+        for length in (3, 5, 5, 6, 7):  # 3: a part of the prompt; 5 twice: a token thrown away
+            logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(length))
+            made = processor.apply(logits.clone(), self.context(slots, [length] * 3))
+            if length >= 5 and length not in expected:
+                expected[length] = decoder("softmax").sample(logits, codes=codes).tolist()
+            if length >= 5:
+                assert (made == 0).nonzero()[:, 1].tolist() == expected[length]

@@ -64,8 +64,7 @@ class BestOfK(Decoder, name="bok"):
             s = torch.where(scores > -torch.inf, 0.0, scores)
         omega: Regulariser = AnchorKL(anchor)
         if not (is_number(self.beta) and self.beta == 0):
-            rule = "own" if callable(self.weights) else self.weights
-            omega = omega + self.beta * AnchorCoverage(self.k, anchor, self.token_weights, rule, self.m)
+            omega = omega + self.beta * coverage(self.k, self.weights, self.m, anchor)
         return Problem(s, omega, lam=self.lam, sound=not callable(self.weights))
 
     def method(self, problem: Problem) -> Solver | None:
@@ -83,24 +82,31 @@ class BestOfK(Decoder, name="bok"):
         most = self.temperature / math.e if self.weights == "frontier" else 1.0
         return bool(self.lam * (1 + self.beta * most * curvature(self.k)) <= 1)
 
-    def token_weights(self, anchor: Anchor) -> float | Tensor:
-        """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on.
 
-        At the frontier w = gap·exp(−gap/τ), gap = max s − s: nothing for the best token, most for those τ below it.
-        """
-        scores = anchor.scores
-        if callable(self.weights):
-            return torch.as_tensor(self.weights(scores)).to(scores)
-        if self.weights == "uniform":
-            return 1.0
-        if self.weights == "probs":
-            return anchor.both[1]
-        if self.weights == "top-m":
-            return TopK(self.m).mask(scores).to(scores.dtype)
-        if self.weights == "frontier":
-            gap = scores.amax(-1, keepdim=True) - scores
-            return torch.where(gap < torch.inf, gap * torch.exp(-gap / anchor.temperature), 0.0)
-        best = scores.topk(min(RANK_DEPTH * self.m, scores.shape[-1])).indices.sort(-1).values
-        order = scores.gather(-1, best).argsort(dim=-1, descending=True, stable=True)
-        fading = torch.exp2(-torch.arange(best.shape[-1], device=scores.device, dtype=scores.dtype) / self.m)
-        return torch.zeros_like(scores).scatter(-1, best.gather(-1, order), fading.expand(best.shape))
+def coverage(k: int | Tensor, weights: str | Weights, m: int, anchor: Anchor) -> AnchorCoverage:
+    """−Σ_v w_v (1 − (1 − q_v)^k) with weights made from the anchor."""
+    rule = "own" if callable(weights) else weights
+    return AnchorCoverage(k, anchor, lambda anchor: token_weights(weights, m, anchor), rule, m)
+
+
+def token_weights(weights: str | Weights, m: int, anchor: Anchor) -> float | Tensor:
+    """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on.
+
+    At the frontier w = gap·exp(−gap/τ), gap = max s − s: nothing for the best token, most for those τ below it.
+    """
+    scores = anchor.scores
+    if callable(weights):
+        return torch.as_tensor(weights(scores)).to(scores)
+    if weights == "uniform":
+        return 1.0
+    if weights == "probs":
+        return anchor.both[1]
+    if weights == "top-m":
+        return TopK(m).mask(scores).to(scores.dtype)
+    if weights == "frontier":
+        gap = scores.amax(-1, keepdim=True) - scores
+        return torch.where(gap < torch.inf, gap * torch.exp(-gap / anchor.temperature), 0.0)
+    best = scores.topk(min(RANK_DEPTH * m, scores.shape[-1])).indices.sort(-1).values
+    order = scores.gather(-1, best).argsort(dim=-1, descending=True, stable=True)
+    fading = torch.exp2(-torch.arange(best.shape[-1], device=scores.device, dtype=scores.dtype) / m)
+    return torch.zeros_like(scores).scatter(-1, best.gather(-1, order), fading.expand(best.shape))

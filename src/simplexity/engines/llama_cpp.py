@@ -18,7 +18,7 @@ import torch
 from simplexity.context import Context
 from simplexity.decoders import decoder as as_decoder
 from simplexity.draw import as_seeds, derive_seeds
-from simplexity.engines.rows_by_decoder import refuse_distorting, refuse_needy
+from simplexity.engines.rows_by_decoder import refuse_distorting, refuse_needy, refuse_siblings
 from simplexity.problem import raise_for
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class DecoderProcessor:
             raise ValueError("give a seed or engine_draws, not both: the engine draws from a seed of its own")
         self.decoder = as_decoder(decoder)
         refuse_needy(self.decoder, "llama.cpp")
+        refuse_siblings(self.decoder, "llama.cpp")
         self.seed = None if seed is None else as_seeds(seed, torch.Size([]), torch.device("cpu"))
         self.engine_draws = engine_draws
         self.step = 0

@@ -20,6 +20,7 @@ from torch import Tensor
 from simplexity.context import NEEDED, Context
 from simplexity.decoders import decoder as as_decoder
 from simplexity.draw import as_seeds
+from simplexity.engines.request_codes import Drawing, RequestCode
 from simplexity.problem import COMPLAINTS, Status
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def reshape(
     decoders: Sequence[Decoder | str | None],
     context: Context | None = None,
     seeds: Sequence[int | None] | None = None,
+    codes: Sequence[RequestCode | None] | None = None,
 ) -> Tensor:
     """Write log q over the logits `[B, V]`, −inf where q = 0; what became of each row, int8 `[B]`, on their device.
 
@@ -48,6 +50,7 @@ def reshape(
               together.
     context:  of the whole batch; its tensors have one row for each row, or one for all.
     seeds:    where a row has one, its token is drawn here, at the context's step, and only that token is left.
+    codes:    the same for rows that are samples of a group.
 
     The result holds a `Status`, NO_DECODER or FAILED. Nothing is raised, and nothing is read from the device. The
     logits should be float32: in half precision log q is rounded, and with it the distribution.
@@ -61,23 +64,23 @@ def reshape(
     """
     status = _filled(logits, NO_DECODER)
     try:
-        drawn: Sequence[int | None] = [None] * len(decoders) if seeds is None else seeds
+        drawn: Sequence[Any] = [None] * len(decoders) if seeds is None else seeds
+        drawn = drawn if codes is None else [d if c is None else c for d, c in zip(drawn, codes, strict=True)]
         if not len(decoders) == len(drawn) == len(logits):
             raise ValueError(f"{len(logits)} rows of logits, {len(decoders)} decoders and {len(drawn)} seeds")
-        groups: dict[Any, tuple[Any, bool, list[int]]] = {}
-        for row, (decoder, seed) in enumerate(zip(decoders, drawn, strict=True)):
+        groups: dict[Any, tuple[Any, list[int]]] = {}
+        for row, (decoder, by) in enumerate(zip(decoders, drawn, strict=True)):
             if decoder is not None:
-                draws = seed is not None
-                groups.setdefault((_key(decoder), draws), (decoder, draws, []))[2].append(row)
+                groups.setdefault((_key(decoder), type(by)), (decoder, []))[1].append(row)
     except Exception as error:
         _tell("a batch", error)
         return status.fill_(FAILED)
-    for decoder, draws, rows in groups.values():
+    for decoder, rows in groups.values():
         where = _place(rows, logits.device)
         try:
             made = parsed(decoder) if isinstance(decoder, str) else decoder
-            own = [seed for row in rows if (seed := drawn[row]) is not None] if draws else None
-            status[where] = _reshape_group(logits, made, where, _of_rows(context, where, len(logits)), own)
+            own = _of_rows(context, where, len(logits))
+            status[where] = _reshape_group(logits, made, where, own, [drawn[row] for row in rows])
         except Exception as error:
             _tell(decoder if isinstance(decoder, str) else decoder.name, error)
             status[where] = FAILED
@@ -99,16 +102,16 @@ def parsed(spec: str) -> Decoder:
 
 
 def _reshape_group(
-    logits: Tensor, decoder: Decoder, where: slice | Tensor, context: Context | None, seeds: list[int] | None
+    logits: Tensor, decoder: Decoder, where: slice | Tensor, context: Context | None, drawn: list[Any]
 ) -> Tensor:
+    """`drawn`: what the tokens are drawn by, all seeds, all codes, or all None: log q is left to draw from."""
     scores = logits[where]  # a view where the rows lie side by side
-    if seeds is None and isinstance(where, slice):
+    if drawn[0] is None and isinstance(where, slice):
         return decoder.log_distribution(scores, context, out=scores)[1]
-    if seeds is None:
+    if drawn[0] is None:
         made, status = decoder.log_distribution(scores, context)
     else:
-        table = to_device(as_seeds(seeds, scores.shape[:-1], torch.device("cpu")), logits.device)
-        tokens, status = decoder.sample(scores, seeds=table, context=context, validate=False)
+        tokens, status = _drawn(decoder, scores, context, drawn)
         made = torch.full_like(scores, -torch.inf).scatter_(-1, tokens.clamp_min(0).unsqueeze(-1), 0.0)
     good = (status == 0).unsqueeze(-1)
     if isinstance(where, slice):
@@ -116,6 +119,27 @@ def _reshape_group(
     else:
         logits.index_copy_(0, where, torch.where(good, made.to(scores.dtype), scores))
     return status.to(torch.int8)
+
+
+def _drawn(decoder: Decoder, scores: Tensor, context: Context | None, drawn: list[Any]) -> tuple[Tensor, Tensor]:
+    """(tokens, status) `[rows]`."""
+    if not isinstance(drawn[0], RequestCode):
+        seeds = to_device(as_seeds(drawn, scores.shape[:-1], torch.device("cpu")), scores.device)
+        return decoder.sample(scores, seeds=seeds, context=context, validate=False)
+    step = 0 if context is None else context.step
+    steps = step if isinstance(step, Tensor) else torch.full(scores.shape[:-1], step, device=scores.device)
+    drawing = Drawing(drawn, steps.expand(scores.shape[:-1]))
+    tokens = status = None
+    if scores.device.type == "cpu":  # looking is free here, and much can be left out
+        try:
+            tokens = decoder.sample(scores, context=context, codes=drawing.codes)
+            status = torch.zeros_like(tokens)
+        except ValueError:
+            pass  # some row cannot be solved: what follows says which
+    if tokens is None or status is None:
+        tokens, status = decoder.sample(scores, context=context, codes=drawing.codes, validate=False)
+    drawing.keep()
+    return tokens, status
 
 
 def to_device(values: Sequence[Any] | Tensor, device: torch.device) -> Tensor:
@@ -227,3 +251,9 @@ def refuse_needy(decoder: Decoder, engine: str) -> None:
     """Raise a ValueError where a decoder needs more than the scores, which is all that most engines bring."""
     for name in decoder.needs:
         raise ValueError(f"{decoder.name} needs {NEEDED[name]}; {engine} does not bring it")
+
+
+def refuse_siblings(decoder: Decoder, engine: str) -> None:
+    """Raise a ValueError where a decoder counts the samples that share a text, which most engines do not tell."""
+    if decoder.reads("siblings"):
+        raise ValueError(f"{decoder.name} counts the samples of a group that share a text; {engine} does not tell")

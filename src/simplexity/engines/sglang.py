@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from simplexity.decoders import decoder as as_decoder
-from simplexity.engines.rows_by_decoder import Tally, refuse_distorting, refuse_needy, reshape
+from simplexity.engines.rows_by_decoder import Tally, refuse_distorting, refuse_needy, refuse_siblings, reshape
 
 if TYPE_CHECKING:
     from simplexity.decoding import Decoder
@@ -59,6 +59,7 @@ def request(decoder: str | dict[str, Any] | Decoder, prompt: str, **sampling_par
     """
     made = as_decoder(str(as_decoder(decoder)))  # what does not survive as text cannot be sent
     refuse_needy(made, "SGLang")
+    refuse_siblings(made, "SGLang")
     if made.penalises():  # SGLang starts a step before it has noted the token of the last
         raise ValueError("SGLang does not say what was written so far: pass its own penalties, presence_penalty=…")
     refuse_distorting(sampling_params, NEUTRAL)

@@ -12,23 +12,25 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process
-from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation.stopping_criteria import StopStringCriteria
 
-from simplexity import measures
 from simplexity.context import Context
 from simplexity.coupling import Codes
 from simplexity.decoders import decoder as as_decoder
-from simplexity.draw import Seeds, as_seeds, derive_seeds, mode
+from simplexity.draw import Seeds, as_seeds, derive_seeds
+from simplexity.engines.ends import Ends
 from simplexity.engines.other_model import OtherModel, Reading
 from simplexity.engines.roomy_cache import roomy_cache
+from simplexity.engines.trace import Trace
 from simplexity.masks import Masker, allowed
+from simplexity.siblings import Siblings
 
 if TYPE_CHECKING:
     from simplexity.decoding import Decoder
@@ -51,32 +53,6 @@ Rewards = Tensor | Callable[[Tensor, int], Tensor]
 """`[..., V]`, or a function of the tokens so far `[rows, T]`, prompt included, and the step that gives `[rows, V]`."""
 
 
-@dataclass
-class Trace:
-    """What happened at each step, one entry of `[rows]` a step, or of `every` so many."""
-
-    every: int = 1
-    log_q: list[Tensor] = field(default_factory=list)
-    log_p: list[Tensor] = field(default_factory=list)
-    entropy: list[Tensor] = field(default_factory=list)
-    effective_temperature: list[Tensor] = field(default_factory=list)
-    best: list[Tensor] = field(default_factory=list)  # whether the model's own best token was chosen
-    seconds: float = 0.0  # spent on all this
-
-    def add(self, decoder: Decoder, scores: Tensor, context: Context, tokens: Tensor) -> None:
-        """What the decoder's q and the model's p say of the tokens drawn."""
-        start = time.perf_counter()
-        q, chosen = decoder.distribution(scores, context), tokens.unsqueeze(-1)
-        scores = scores.to(q.dtype)
-        entropy = measures.entropy(q)
-        self.log_q.append(q.gather(-1, chosen).squeeze(-1).log())
-        self.log_p.append((scores.gather(-1, chosen) - scores.logsumexp(-1, keepdim=True)).squeeze(-1))
-        self.entropy.append(entropy)
-        self.effective_temperature.append(measures.effective_temperature(scores, entropy))
-        self.best.append(tokens == mode(scores))
-        self.seconds += time.perf_counter() - start
-
-
 class DecoderProcessor(LogitsProcessor):
     """A logits processor that leaves one token a row: the one its decoder drew.
 
@@ -86,6 +62,7 @@ class DecoderProcessor(LogitsProcessor):
     which tokens may come next. `live` tells which rows have not ended; without it all count as unfinished. `padding`
     `[rows, length]` is True where the prompts are padded: no penalty is for tokens that nobody wrote. With `codes` the
     rows of a group are spread over the tree of texts; seeds then only serve decoders with a random part of their own.
+    `group` samples of a prompt stand side by side, for decoders that count how many still share their text.
     """
 
     def __init__(
@@ -102,6 +79,7 @@ class DecoderProcessor(LogitsProcessor):
         live: Callable[[], Tensor | None] = lambda: None,
         padding: Tensor | None = None,
         codes: Codes | None = None,
+        group: int = 1,
     ) -> None:
         if codes is not None and (generator is not None or mode):
             raise ValueError("coupled draws come from their codes: give no generator and not mode")
@@ -112,7 +90,8 @@ class DecoderProcessor(LogitsProcessor):
         self.trace, self.start, self.last = trace, start, -1
         self.other, self.rewards, self.masks, self.live = other, rewards, masks, live
         self.reading: Reading | None = None
-        self.codes = codes
+        self.codes, self.group = codes, group
+        self.siblings: Siblings | None = None
         self.padding = padding if self.decoder.penalises() else None  # nothing else looks that far back
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -132,7 +111,7 @@ class DecoderProcessor(LogitsProcessor):
         tokens = input_ids
         if self.padding is not None:
             tokens = torch.cat([input_ids[:, : self.start].masked_fill(self.padding, -1), written], 1)
-        context = Context(tokens=tokens, step=step, seeds=seeds, other=other, rewards=rewards, mask=mask)
+        context = Context(tokens, step, seeds, self._siblings(written), other, rewards, mask)
         if self.codes is not None:
             tokens = self.decoder.sample(scores, step=step, context=context, codes=self.codes)
         elif self.mode:
@@ -151,6 +130,16 @@ class DecoderProcessor(LogitsProcessor):
             self.reading = Reading(self.other, len(written))
         assert self.reading is not None
         return self.reading.after(written)[:, :size].to(written.device)
+
+    def _siblings(self, written: Tensor) -> Tensor | None:
+        """How many samples of each row's group share its text, `[rows]`."""
+        if not self.decoder.reads("siblings"):
+            return None
+        if self.siblings is None or not written.shape[1]:
+            self.siblings = Siblings(len(written), self.group, written.device)
+        else:
+            self.siblings.follow(written[:, -1])
+        return self.siblings.count
 
     def _mask(self, written: Tensor, size: int) -> Tensor | None:
         if not self.masks:
@@ -221,6 +210,7 @@ class Sampling:
         seen = rest.get("attention_mask")
         known: dict[str, Any] = {
             "codes": codes,
+            "group": n,
             "other": other,
             "live": self.ends.live,
             "padding": None if seen is None else seen == 0,
@@ -238,33 +228,6 @@ class Sampling:
             streamer=self.streamer,
             **rest,
         )
-
-
-class Ends(StoppingCriteriaList):
-    """The stopping criteria, with a record of where each row ended for another reason than its length."""
-
-    def __init__(self, criteria: Sequence[Any] = ()) -> None:
-        super().__init__(criteria)
-        self.lengths: Tensor | None = None  # [rows], tokens in all; 0: not ended
-
-    def __call__(self, input_ids: Tensor, scores: Any, **rest: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Which rows are done."""
-        done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-        full = done.clone()
-        for rule in self:
-            judge: Any = rule
-            if isinstance(rule, MaxLengthCriteria | MaxTimeCriteria):
-                full = full | judge(input_ids, scores, **rest)
-            else:
-                done = done | judge(input_ids, scores, **rest)
-        if self.lengths is None:
-            self.lengths = torch.zeros(len(input_ids), dtype=torch.int64, device=input_ids.device)
-        self.lengths = torch.where((self.lengths == 0) & done, input_ids.shape[1], self.lengths)
-        return done | full
-
-    def live(self) -> Tensor | None:
-        """Which rows have not ended, `[rows]`; None before the first token."""
-        return None if self.lengths is None else self.lengths == 0
 
 
 def distorting(config: Any) -> dict[str, Any]:

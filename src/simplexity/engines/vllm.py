@@ -23,7 +23,16 @@ from vllm.v1.sample.logits_processor import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotProcessor
 
 from simplexity.context import Context
-from simplexity.engines.rows_by_decoder import Tally, parsed, refuse_distorting, refuse_needy, reshape
+from simplexity.engines.request_codes import RequestCode, place_of, request_code
+from simplexity.engines.rows_by_decoder import (
+    Tally,
+    parsed,
+    refuse_distorting,
+    refuse_needy,
+    refuse_siblings,
+    reshape,
+    to_device,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,16 +66,25 @@ class DecoderProcessor(RowProcessor, SlotProcessor):
 
     dropped: str | None = None  # why this engine does not call us at all
     late: bool = False  # whether it asks for a token before it has noted the one before
+    drafts: bool = False  # whether it asks for several tokens of a request at once
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Refuse what cannot be served as asked: vLLM answers with status 400 and these words."""
         named = decoder_of(sampling_params)
+        place = place_of(sampling_params.extra_args or {})
         if named is None:
+            if place is not None:
+                raise ValueError("coupled draws need a decoder beside group, index and size: softmax is vLLM's own")
             return
+        if place is not None and cls.drafts:
+            raise ValueError("coupled draws cannot be served while vLLM decodes speculatively")
+        if place is not None and sampling_params.n != 1:
+            raise ValueError(f"n={sampling_params.n}: coupled draws are one request for each index of the group")
         if cls.dropped is not None:
             raise ValueError(f"a decoder cannot be served here: {cls.dropped}")
         refuse_needy(named, "vLLM")
+        refuse_siblings(named, "vLLM")
         if cls.late and named.penalises():
             raise ValueError(
                 "a penalty inside a decoder needs the token written last, which vLLM's asynchronous scheduling brings "
@@ -77,6 +95,7 @@ class DecoderProcessor(RowProcessor, SlotProcessor):
     def __init__(self, vllm_config: VllmConfig, device_or_states: Any, is_pin_memory: bool = False) -> None:
         """As the first model runner calls it, with a device, and the second, with its requests' state."""
         self.states = device_or_states
+        self.device = torch.device(getattr(device_or_states, "device", device_or_states))
         self.requests: dict[int, Request] = {}  # by the batch's row, or by the request's slot
         self.tally = Tally()
 
@@ -106,18 +125,24 @@ class DecoderProcessor(RowProcessor, SlotProcessor):
             if any(request is not None and request.decoder.penalises() for request in requests):
                 tokens = _tokens(requests, logits.device) if ctx is None else _stored_tokens(self.states, ctx)
             decoders = [None if request is None else request.decoder for request in requests]
-            self.tally.add(reshape(logits, decoders, None if tokens is None else Context(tokens=tokens)))
+            codes = [None if request is None else request.code for request in requests]
+            steps: int | Tensor = 0
+            if any(codes):
+                steps = _steps(requests, logits.device) if ctx is None else _stored_steps(self.states, ctx)
+            context = Context(tokens=tokens, step=steps)
+            self.tally.add(reshape(logits, decoders, context, codes=codes if any(codes) else None))
         return logits
 
     def _request(
         self, params: SamplingParams, prompt: list[int] | None = None, written: list[int] | None = None
     ) -> Request | None:
         try:
-            named = decoder_of(params)
+            named, place = decoder_of(params), place_of(params.extra_args or {})
+            code = None if place is None else request_code(place, self.device)
         except Exception:  # it passed validate_params, or came around it; the engine must live
             log.exception("a request's decoder cannot be made: it is sampled without one")
             return None
-        return None if named is None else Request(named, prompt or [], [] if written is None else written)
+        return None if named is None else Request(named, prompt or [], [] if written is None else written, code)
 
 
 class Request(NamedTuple):
@@ -126,6 +151,7 @@ class Request(NamedTuple):
     decoder: Decoder
     prompt: list[int]
     written: list[int]
+    code: RequestCode | None = None  # where it is a sample of a group
 
 
 def _slots(count: int, ctx: Any) -> list[int]:
@@ -139,6 +165,16 @@ def _tokens(requests: list[Request | None], device: torch.device) -> Tensor:
     rows = [[] if request is None else [*request.prompt, *request.written] for request in requests]
     longest = max(map(len, rows))
     return torch.tensor([[-1] * (longest - len(row)) + row for row in rows]).to(device)
+
+
+def _steps(requests: list[Request | None], device: torch.device) -> Tensor:
+    """How many tokens each request has written, `[rows]`; one not yet known counts, it is only not told."""
+    return to_device([0 if request is None else len(request.written) for request in requests], device)
+
+
+def _stored_steps(states: Any, ctx: Any) -> Tensor:
+    """The same in the second runner, below 0 where a prompt is read in parts."""
+    return ctx.pos.long() + 1 - states.prompt_len.gpu[ctx.expanded_idx_mapping.long()]
 
 
 def _stored_tokens(states: Any, ctx: Any) -> Tensor:
@@ -168,6 +204,7 @@ def look_at_the_engine() -> None:
             raise ValueError("simplexity is found by its entry point: leave it out of --logits-processors")
         DecoderProcessor.late = first and bool(vllm_config.scheduler_config.async_scheduling)
         DecoderProcessor.dropped = None
+        DecoderProcessor.drafts = vllm_config.speculative_config is not None
         if first and vllm_config.speculative_config is not None:
             DecoderProcessor.dropped = "vLLM calls no plug-ins while it decodes speculatively (model runner V1)"
             log.warning("simplexity: %s; requests with a decoder will be refused", DecoderProcessor.dropped)

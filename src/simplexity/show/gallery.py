@@ -25,6 +25,7 @@ SPECS = (
     "greedy", "softmax:temperature=0.6", "adaptive", "top-k:k=2", "top-p:p=0.7", "min-p:p=0.4", "epsilon:epsilon=0.15",
     "eta:epsilon=0.3", "top-n-sigma:n=1.2", "top-h:h=0.7", "typical:p=0.5", "xtc:probability=1,threshold=0.15",
     "sparsemax", "entmax", "kl:lam=2", "js:lam=2", "bok:solver=exact", "bok:weights=frontier,solver=exact,beta=8,lam=1",
+    "tree-bok:beta=8",
     "guidance", "contrastive:alpha=0.2", "controlled", "capped:cap=0.5", "entropy-floor:h=0.9", "kl-ball:epsilon=0.2",
     {"decoder": "bounded", "groups": [[0, 1]], "upper": 0.5},
     {"decoder": "group-sparse", "groups": [[0, 1], [2]], "weight": 3.0},
@@ -34,6 +35,7 @@ SPECS = (
 CELLS = 7  # the simplex is covered by distributions whose probabilities are multiples of 1/CELLS, moved inside
 PROMPT = "My favourite thing about the sea is the"
 SHOWN = 7
+TOGETHER = 8  # samples that share the text, for the decoder that counts them
 
 
 Spec = str | dict[str, Any]
@@ -60,7 +62,7 @@ def gallery(specs: Sequence[Spec], scores: Tensor, texts: Sequence[str], context
         chosen = decoder(specs[number])
         _map(left, chosen, colour(number))
         left.set_title(str(chosen), fontsize=8.5, loc="left", color=INK, family="monospace")
-        q = chosen.distribution(scores.double(), context if chosen.needs else None)
+        q = chosen.distribution(scores.double(), context if _reads(chosen) else None)
         right.barh(range(SHOWN), p[:SHOWN].tolist(), color=FAINT, height=0.8)
         right.barh(range(SHOWN), q[:SHOWN].tolist(), color=colour(number), height=0.42)
         right.set_yticks(list(range(SHOWN)), labels, fontsize=7, family="monospace")
@@ -80,14 +82,20 @@ def gallery(specs: Sequence[Spec], scores: Tensor, texts: Sequence[str], context
     return made
 
 
+def _reads(chosen: Decoder) -> bool:
+    """Whether a decoder is shown with what surrounds it: where it cannot do without, or counts its siblings."""
+    return bool(chosen.needs) or chosen.reads("siblings")
+
+
 def _map(axes: Any, chosen: Decoder, ink: str) -> None:
     """Lines from distributions p all over the simplex to the q that the decoder makes of them."""
     triangle(axes, ("a", "b", "c"), size=8)
     counts = [(i, j, CELLS - i - j) for i in range(CELLS + 1) for j in range(CELLS + 1 - i)]
     p = (torch.tensor(counts).double() + 0.25) / (CELLS + 0.75)
     p = p + torch.tensor([2e-3, 1e-3, 0.0]).double()  # no ties: where two tokens are equal, maps jump
-    around = Context(other=torch.tensor([1.0, 0.0, 0.0]), rewards=torch.tensor([0.0, 1.0, 0.0]))
-    q = chosen.distribution(p.log(), around if chosen.needs else None)
+    other, rewards = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0])
+    around = Context(siblings=torch.tensor(TOGETHER), other=other, rewards=rewards)
+    q = chosen.distribution(p.log(), around if _reads(chosen) else None)
     for start, end in zip(p.tolist(), q.tolist(), strict=True):
         axes.plot(*zip(place(start), place(end), strict=True), color=ink, linewidth=0.7, alpha=0.55, zorder=2)
         axes.plot(*place(start), "o", color=GREY, markersize=1.6, zorder=3)
@@ -106,7 +114,8 @@ def main(path: str) -> None:
     scores, order = model.next_scores(PROMPT, raw=True).sort(descending=True)
     texts = [model.tokenizer.decode([i]) for i in order.tolist()]
     rewards = torch.tensor([len(text.strip()) / 4 for text in texts])
-    around = Context(other=model.next_scores(PROMPT.split()[-1], raw=True)[order], rewards=rewards)
+    other = model.next_scores(PROMPT.split()[-1], raw=True)[order]
+    around = Context(siblings=torch.tensor(TOGETHER), other=other, rewards=rewards)
     title = (
         "Left of each pair: three tokens, from the model's p (grey) to q.   "
         f"Right: “{PROMPT} …”, p in grey, q in colour, and how many tokens q keeps"
