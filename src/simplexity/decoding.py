@@ -23,7 +23,7 @@ from simplexity.kernels import Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fu
 from simplexity.parameters import Rule, rule_of
 from simplexity.penalties import penalise
 from simplexity.problem import Problem, Status, raise_for, status_of
-from simplexity.rows import all_finite, as_working, block_maxima, per_row
+from simplexity.rows import all_finite, as_working, block_maxima, exp_, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
 
@@ -192,9 +192,8 @@ class Decoder(ABC):
         if codes is not None:
             if generator is not None:
                 raise ValueError("give a generator or codes, not both")
-            solution = self._solution(self._posed(scores, context, validate))
-            tokens = solution.columns.tokens(codes.draw(solution.q))
-            return tokens if validate else (_blank(tokens, solution.status), solution.status)
+            tokens, status = self._draw_by_codes(scores, codes, context, validate)
+            return tokens if validate else (_blank(tokens, status), status)
         if (
             scores.is_cuda
             and (found := self._draw_on_gpu(scores, generator, seeds, 0 if step is None else step, context)) is not None
@@ -266,6 +265,23 @@ class Decoder(ABC):
         if plan is not None and plan.other is not None and other is not None:
             return replace(plan, other=other.detach().to(scores.device).contiguous())
         return plan
+
+    def _draw_by_codes(
+        self, scores: Tensor, codes: Codes, context: Context | None, validate: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tokens, status), from q as whoever knows it quickest writes it."""
+        if scores.is_cuda and (plan := self._gpu_plan(scores, context)) is not None:
+            log_q, status = log_q_on_gpu(scores.detach(), plan)
+            if validate:
+                raise_for(status)
+            return codes.draw(log_q.exp_()), status
+        posed = self._posed(scores, context, validate)
+        if posed.peaks is not None and scores.device.type == "cpu":
+            log_q = log_q_fused(posed.problem, posed.solver, posed.peaks)
+            if log_q is not None:
+                return codes.draw(exp_(log_q)), None
+        solution = self._solution(posed)
+        return solution.columns.tokens(codes.draw(solution.q)), solution.status
 
     def _draw_on_gpu(
         self,
