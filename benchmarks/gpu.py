@@ -31,6 +31,7 @@ SPECS = (
     f"softmax:temperature={T}",
     f"top-k:k=50,temperature={T}",
     f"top-p:p=0.9,temperature={T}",
+    f"min-p:p=0.1,temperature={T}",
     "sparsemax",
     "entmax",
     f"bok:temperature={T}",

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from simplexity.engines.transformers import generate
 from simplexity.evaluation.plan import RunPlan, at_temperatures, seed_of
 from simplexity.evaluation.records import read_run
 from simplexity.evaluation.report import write_report
@@ -103,6 +105,44 @@ def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_p
     assert without_times(broken) == found
 
 
+def test_coupled_groups_beside_independent_samples(plan, writer, tmp_path):
+    plan = replace(plan, n=4, coupled=(1, 2), batch=8, limit=2, max_new_tokens=4)
+    go(plan, tmp_path / "both", writer)
+    records = read_run(tmp_path / "both")[2]
+    arms = [str(arm) for arm in dict.fromkeys(r.arm for r in records)]
+    assert arms[:4] == ["softmax", "softmax, coupled 2", "bok:beta=0.05", "bok:beta=0.05, coupled 2"]
+    assert [arm.startswith("softmax:temperature=0.") for arm in arms[4:]] == [True, True], "a control for each way"
+    assert [arm.endswith(", coupled 2") for arm in arms[4:]] == [False, True]
+    assert all(r.group == (None if r.coupled == 1 else r.sample // 2) for r in records)
+    pairs = {(r.decoder, r.question, r.group, r.seed) for r in records if r.coupled == 2}
+    assert len(pairs) == 3 * 2 * 2, "one seed for each group"
+    assert len({seed for *_, seed in pairs}) == 2 * 2, "the same under every decoder"
+
+    # a group is what its seed gives, the batch as it was: other neighbours move the last digits of the logits
+    drawn = [r for r in records if r.coupled == 2 and r.decoder == "softmax"]
+    asked = {q.id: q.prompt for q in task("gsm8k").load(Path(plan.data))}
+    model = writer.language_model
+    inputs = model.encode([asked[r.question] for r in drawn[::2]], system=writer.system)
+    found = generate(model.model, **inputs, n=2, seeds=[r.seed for r in drawn[::2]], max_new_tokens=4, coupled=True)
+    texts = [model.text(row[:length]) for row, length in zip(found.tokens, found.lengths, strict=True)]
+    assert texts == [r.text for r in drawn]
+
+    # independent samples are those of a run that knows of no groups
+    go(replace(plan, decoders=("softmax",), coupled=(1,)), tmp_path / "alone", writer)
+    assert without_times(tmp_path / "alone") == without_times(tmp_path / "both")[:8]
+
+    # stopped inside a group and resumed
+    torn = tmp_path / "torn"
+    shutil.copytree(tmp_path / "both", torn)
+    lines = (torn / "records.jsonl").read_bytes().splitlines(keepends=True)
+    assert json.loads(lines[-3])["coupled"] == 2
+    (torn / "records.jsonl").write_bytes(b"".join(lines[:-3]) + lines[-3][:100])
+    go(plan, torn, writer)
+    assert without_times(torn) == without_times(tmp_path / "both")
+    with pytest.raises(ValueError, match=r"other settings.*coupled: \[1, 2\] there, \[1, 4\] now"):
+        go(replace(plan, coupled=(4, 1)), torn, writer)
+
+
 def test_a_seed_is_that_of_its_question(plan):
     one, two = (Question(name, "?", "1") for name in ("a", "b"))
     assert seed_of(plan, one) == seed_of(replace(plan, decoders=("greedy",)), one) == 5876962767596860194
@@ -142,7 +182,7 @@ def command(data: Path, out: Path) -> list[str]:
     return [
         sys.executable, "-m", "simplexity.cli", "evaluate", "--task", "gsm8k", "--data", str(data), "--out", str(out),
         "--decoder", "softmax", "--decoder", "bok:beta=0.05", "-n", "2", "--batch", "2", "--max-tokens", "6",
-        "--seed", "3",
+        "--seed", "3", "--coupled", "1", "--coupled", "2",
     ]  # fmt: skip
 
 
@@ -172,7 +212,7 @@ def test_a_cluster_that_loses_a_worker(plan, writer, tmp_path):
     ray = pytest.importorskip("ray")
     from simplexity.evaluation.ray_writer import RayWriter
 
-    plan = replace(plan, decoders=("softmax",), batch=2, max_new_tokens=12)
+    plan = replace(plan, decoders=("softmax",), batch=2, max_new_tokens=12, coupled=(2,))
     go(plan, tmp_path / "alone", writer)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:

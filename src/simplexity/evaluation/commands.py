@@ -26,6 +26,14 @@ Samples = Annotated[int, typer.Option("-n", min=1, help="samples of each questio
 Limit = Annotated[int | None, typer.Option(min=1, help="only the first so many questions")]
 Data = Annotated[Path | None, typer.Option(help="the questions, a .json or .jsonl file [default: from the hub]")]
 Batch = Annotated[int | None, typer.Option(min=1, help="rows written at once [default: 32, on a GPU 128, at least n]")]
+Coupled = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=1,
+        metavar="SIZE",
+        help="draw the samples of a question in coupled groups of so many; may be repeated, 1: independent ones too",
+    ),
+]
 Tokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="tokens of an answer [default: the task's, 3072]")
 ]
@@ -43,6 +51,7 @@ def evaluate_command(
         list[float] | None, typer.Option("--temperature", help="for every decoder; may be repeated")
     ] = None,
     n: Samples = 4,
+    coupled: Coupled = None,
     seed: Seed = 0,
     limit: Limit = None,
     data: Data = None,
@@ -61,7 +70,7 @@ def evaluate_command(
     plan = RunPlan(
         model, name, tuple(at_temperatures(list(specs or ["softmax"]), temperatures or [])), n, seed, limit,
         None if data is None else str(data), _batch(batch, n, device), max_tokens or chosen.max_new_tokens, raw, dtype,
-        controls,
+        controls, coupled=tuple(coupled or [1]),
     )  # fmt: skip
     _go(plan, chosen, out, device, ray)
 
@@ -70,6 +79,7 @@ def reproduce_command(
     table: Annotated[str, typer.Argument(help="table1, table2 or table3 of the paper")],
     out: Out,
     n: Samples = 1,
+    coupled: Coupled = None,
     seed: Seed = 0,
     limit: Limit = None,
     only: Annotated[list[str] | None, typer.Option("--task", help="only this task; may be repeated")] = None,
@@ -95,7 +105,7 @@ def reproduce_command(
         chosen = _task(name, allow_code_execution)
         plan = RunPlan(
             model or preset.model, name, preset.decoders, n, seed, limit, files.get(name), _batch(batch, n, device),
-            max_tokens or chosen.max_new_tokens, dtype=dtype, controls=controls,
+            max_tokens or chosen.max_new_tokens, dtype=dtype, controls=controls, coupled=tuple(coupled or [1]),
         )  # fmt: skip
         print(f"{name}: {preset.title}")
         _go(plan, chosen, out / name, device, ray)
@@ -163,7 +173,7 @@ def _said(times: Breakdown) -> str:
 
 @contextmanager
 def _bars(plan: RunPlan) -> Iterator[Told]:
-    """One bar a decoder, in batches, with the time that is left."""
+    """One bar an arm, in batches, with the time that is left."""
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), *times)
     console = terminal.console(stderr=True)

@@ -9,12 +9,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from simplexity.decoders import decoder
+from simplexity.engines.rows_by_decoder import refuse_needy
+from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.task import Question
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One model on one task under several decoders; `batch` rows are written at a time, n of each question."""
+    """One model on one task under several decoders; `batch` rows are written at a time, n of each question.
+
+    Every decoder draws its n samples in groups of each size in `coupled`; 1 is independent samples.
+    """
 
     model: str | None
     task: str
@@ -29,6 +34,7 @@ class RunPlan:
     dtype: str | None = None
     controls: bool = True
     every: int = 4  # steps between two looks at q's entropy
+    coupled: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for name in ("n", "batch", "max_new_tokens", "every"):
@@ -38,25 +44,46 @@ class RunPlan:
             raise ValueError(f"a batch of {self.batch} rows cannot hold the {self.n} samples of one question")
         if not self.decoders:
             raise ValueError("give at least one decoder")
+        if min(self.coupled, default=0) < 1:
+            raise ValueError("coupled: give the sizes of groups, 1 for independent samples")
+        for size in self.coupled:
+            if self.n % size:
+                raise ValueError(f"n = {self.n} samples do not make whole groups of {size} coupled ones")
+        for spec in self.decoders:
+            refuse_needy(decoder(spec), "an evaluation")
         # in one spelling, so that the same decoder is never run twice
         object.__setattr__(self, "decoders", tuple(dict.fromkeys(str(decoder(spec)) for spec in self.decoders)))
+        object.__setattr__(self, "coupled", tuple(sorted(set(self.coupled))))
+        for spec in self.decoders:
+            if spec not in {arm.decoder for arm in self.arms}:
+                raise ValueError(f"{spec} looks at the samples of its group: give groups of 2 or more coupled ones")
+
+    @property
+    def arms(self) -> list[Arm]:
+        """Every decoder at every size of group; one that looks at its siblings has no independent samples."""
+        return [
+            Arm(spec, size)
+            for spec in self.decoders
+            for size in self.coupled
+            if size > 1 or not decoder(spec).reads("siblings")
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
-        return asdict(self) | {"decoders": list(self.decoders)}
+        return asdict(self) | {"decoders": list(self.decoders), "coupled": list(self.coupled)}
 
     def difference(self, other: dict[str, Any]) -> list[str]:
         """What a plan read from a file says differently, one line each."""
-        own = self.to_json()
+        own, other = self.to_json(), {"coupled": [1]} | other  # older plans do not say it
         names = [name for name in {**own, **other} if own.get(name) != other.get(name)]
         return [f"{name}: {other.get(name)!r} there, {own.get(name)!r} now" for name in names]
 
 
 @dataclass(frozen=True)
 class Work:
-    """One batch: some questions under one decoder."""
+    """One batch: some questions under one arm, all n samples of each, so that a group is never torn."""
 
-    decoder: str
+    arm: Arm
     number: int
     questions: tuple[Question, ...]
 
@@ -80,11 +107,11 @@ def at_temperatures(specs: Sequence[str], temperatures: Sequence[float]) -> list
     return list(dict.fromkeys(found))
 
 
-def batches(plan: RunPlan, spec: str, questions: Sequence[Question]) -> list[Work]:
+def batches(plan: RunPlan, arm: Arm, questions: Sequence[Question]) -> list[Work]:
     """The questions in groups of a batch, the longest prompts first: those show soonest whether memory suffices."""
     order = sorted(questions, key=lambda q: (-len(q.prompt), q.id))
     size = plan.batch // plan.n
-    return [Work(spec, i // size, tuple(order[i : i + size])) for i in range(0, len(order), size)]
+    return [Work(arm, i // size, tuple(order[i : i + size])) for i in range(0, len(order), size)]
 
 
 def fingerprint(questions: Sequence[Question]) -> str:
@@ -94,5 +121,5 @@ def fingerprint(questions: Sequence[Question]) -> str:
 
 
 def seed_of(plan: RunPlan, question: Question) -> int:
-    """A question's seed: the same under every decoder, so that differences between decoders are paired."""
+    """A question's seed: the same under every arm, so that differences between decoders are paired."""
     return int.from_bytes(hashlib.sha256(f"{plan.seed}\n{question.id}".encode()).digest()[:8], signed=True)

@@ -50,9 +50,7 @@ class RayWriter:
                     written = ray.get(ready[0])
                 except RayActorError as error:
                     if tries >= TRIES:
-                        raise RuntimeError(
-                            f"{tries} workers died over batch {work.number} of {work.decoder}"
-                        ) from error
+                        raise RuntimeError(f"{tries} workers died over batch {work.number} of {work.arm}") from error
                     todo.appendleft((work, tries + 1))
                     idle.append(self._actor())
                     continue

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.plan import RunPlan, Work
 from simplexity.files import whole_file
 
@@ -23,7 +24,7 @@ class Record:
     batch: int
     question: str
     sample: int
-    seed: int
+    seed: int  # of the sample, or of its whole group where it is coupled
     text: str
     tokens: int
     finish: str  # stop: the model ended the text; length: the limit did
@@ -33,6 +34,13 @@ class Record:
     answer: str | None
     reason: str
     seconds: float  # the batch's, divided by its rows
+    coupled: int = 1  # the size of its group; 1: independent
+    group: int | None = None  # which of the question's groups it belongs to
+
+    @property
+    def arm(self) -> Arm:
+        """What drew it."""
+        return Arm(self.decoder, self.coupled)
 
 
 class Ledger:
@@ -90,20 +98,19 @@ class Ledger:
             return
         lines = self.file.read_bytes().split(b"\n")[:-1]  # after the last newline nothing is whole
         found = [_parsed(line, number, self.file) for number, line in enumerate(lines, 1)]
-        rows = Counter((line["decoder"], line["batch"]) for line in found)
+        batches = [(values["decoder"], values.get("coupled", 1), values["batch"]) for values in found]
+        rows = Counter(batches)
         whole = [
-            line
-            for line, values in zip(lines, found, strict=True)
-            if rows[values["decoder"], values["batch"]] == values["rows"]
+            line for line, values, batch in zip(lines, found, batches, strict=True) if rows[batch] == values["rows"]
         ]
         content = b"".join(line + b"\n" for line in whole)
         if content != self.file.read_bytes():
             with whole_file(self.file) as draft:
                 draft.write_bytes(content)
 
-    def done(self) -> set[tuple[str, int]]:
-        """The (decoder, batch) that need no more work."""
-        return {(record.decoder, record.batch) for record in self.records}
+    def done(self) -> set[tuple[Arm, int]]:
+        """The (arm, batch) that need no more work."""
+        return {(record.arm, record.batch) for record in self.records}
 
     def append(self, work: Work, records: Sequence[Record]) -> None:
         """Write a batch; when this returns, it is on disk."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simplexity.decoders import decoder
+from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.intervals import Interval
 from simplexity.evaluation.presets import TABLES
 from simplexity.evaluation.summary import Line, Summary, summarise
@@ -66,8 +67,8 @@ def not_run(folder: Path, folders: Sequence[Path]) -> list[str]:
 
 def tables(summary: Summary) -> list[tuple[str, str, Rows]]:
     """(title, note, rows with their head) of every table that the run can fill."""
-    found = [_by_temperature(summary), _by_steps(summary), _every_line(summary), _controls(summary), _areas(summary)]
-    return [table for table in found if table is not None]
+    made = (_by_temperature, _by_steps, _every_line, _coupled, _controls, _areas)
+    return [table for table in (make(summary) for make in made) if table is not None]
 
 
 def _by_temperature(summary: Summary) -> tuple[str, str, Rows] | None:
@@ -79,7 +80,7 @@ def _by_temperature(summary: Summary) -> tuple[str, str, Rows] | None:
     rows = [["accuracy, %", *(f"τ = {t:g}" for t in temperatures)]]
     best = {t: max(line.accuracy.estimate for line in asked if line.temperature == t) for t in temperatures}
     for family in dict.fromkeys(line.family for line in asked):
-        row = [f"`{family}`"]
+        row = [_name(family)]
         for t in temperatures:
             found = next((line for line in asked if line.family == family and line.temperature == t), None)
             row.append("" if found is None else _bold(_percent(found.accuracy), found.accuracy.estimate == best[t]))
@@ -100,13 +101,13 @@ def _by_steps(summary: Summary) -> tuple[str, str, Rows] | None:
     """Table 3 of the paper: gradient steps across."""
     climbs: list[tuple[int, Line]] = []
     for line in summary.lines:
-        made: Any = decoder(line.spec)
+        made: Any = decoder(line.arm.decoder)
         if line.asked and made.name == "bok" and made.solver == "mirror":
             climbs.append((made.steps, line))
-    climbs.sort(key=lambda pair: pair[0])
+    climbs.sort(key=lambda pair: (pair[1].arm.coupled, pair[0]))
     if len({steps for steps, _ in climbs}) < 2:
         return None
-    rows = [["gradient steps", *(str(steps) for steps, _ in climbs)]]
+    rows = [["gradient steps", *(f"{steps}{line.arm.suffix}" for steps, line in climbs)]]
     rows.append(["accuracy, %", *(_percent(line.accuracy) for _, line in climbs)])
     rows.append(["seconds a text", *(f"{line.seconds:.2f}" for _, line in climbs)])
     rows.append(["tokens a text", *(f"{line.tokens:.0f}" for _, line in climbs)])
@@ -115,20 +116,44 @@ def _by_steps(summary: Summary) -> tuple[str, str, Rows] | None:
 
 
 def _every_line(summary: Summary) -> tuple[str, str, Rows]:
-    ks, n = summary.ks[1:], summary.plan.n
+    ks, sizes = summary.ks[1:], [size for size in summary.sizes if size > 1]
     head = ["decoder", "accuracy, %", *(f"pass@{k}" for k in ks)]
-    head += [f"maj@{n}", "distinct answers"] if n > 1 else []
+    head += [name for size in sizes for name in (f"maj@{size}", f"distinct@{size}")]
     head += ["entropy of q", "effective τ", "tokens", "cut off", "seconds"]
     rows = [head]
     for line in summary.lines:
-        row = [f"`{line.spec}`" + ("" if line.asked else " (control)"), _percent(line.accuracy)]
-        row += [f"{100 * line.sampled.pass_at(k).mean:.1f}" for k in ks]
-        if n > 1:
-            row += [f"{100 * line.sampled.majority_at(n).mean:.1f}", f"{line.sampled.distinct().mean:.2f}"]
+        drawn = line.sampled
+        row = [_name(line.arm) + ("" if line.asked else " (control)"), _percent(line.accuracy)]
+        row += [f"{100 * drawn.pass_at(k).mean:.1f}" if drawn.has(k) else "–" for k in ks]
+        for k in sizes:
+            known = drawn.has(k)
+            row += [f"{100 * drawn.majority_at(k).mean:.1f}", f"{drawn.distinct(k).mean:.2f}"] if known else ["–", "–"]
         row += [f"{line.entropy:.3f}", _number(line.effective_temperature), f"{line.tokens:.0f}", f"{line.cut:.0%}"]
         rows.append([*row, f"{line.seconds:.2f}"])
     note = "The effective temperature is that of the softmax with the same entropy, mean over tokens."
+    if any(line.arm.coupled > 1 for line in summary.lines):
+        note += (
+            " Coupled samples are scored in the groups they were drawn in: k samples out of larger groups are not what "
+            "a group of k would have been, so that only k = 1 and the size of the group are defined (–: not defined)."
+        )
     return "Every decoder", note, rows
+
+
+def _coupled(summary: Summary) -> tuple[str, str, Rows] | None:
+    rows = [["decoder", "k", "pass@k", "maj@k", "distinct@k"]]
+    for line in summary.lines:
+        found = summary.against_independent(line)
+        if found is not None:
+            chances = [f"{_percent(difference, sign=True)}{_told(difference)}" for difference in found[:2]]
+            distinct = f"{_interval(found[2], '+.2f')}{_told(found[2])}"
+            rows.append([f"`{line.arm.decoder}`", str(line.arm.coupled), *chances, distinct])
+    if len(rows) == 1:
+        return None
+    note = (
+        "Groups of exactly k coupled samples minus k independent ones of the same decoder, in points and answers. "
+        "Paired over questions, 95%."
+    )
+    return "Coupled against independent samples", note, rows
 
 
 def _controls(summary: Summary) -> tuple[str, str, Rows] | None:
@@ -136,9 +161,8 @@ def _controls(summary: Summary) -> tuple[str, str, Rows] | None:
     for line in summary.lines:
         found = summary.against_control(line)
         if found is not None:
-            told = "" if found[1].low <= 0 <= found[1].high else ", beyond chance"
-            difference = f"{_percent(found[1], sign=True)}{told}"
-            rows.append([f"`{line.spec}`", _number(line.effective_temperature), found[0], difference])
+            difference = f"{_percent(found[1], sign=True)}{_told(found[1])}"
+            rows.append([_name(line.arm), _number(line.effective_temperature), found[0], difference])
     if len(rows) == 1:
         return None
     note = (
@@ -154,45 +178,59 @@ def _areas(summary: Summary) -> tuple[str, str, Rows] | None:
     for family in summary.families:
         found = [summary.area(family, k) for k in ks]
         if any(found):
-            rows.append([f"`{family}`", *("" if a is None else _percent(a, sign=True) for a in found)])
+            rows.append([_name(family), *("–" if a is None else _percent(a, sign=True) for a in found)])
     if len(rows) == 1:
         return None
-    note = "Mean height of a family's frontier above that of softmax, in points, where both reach; 95%, paired."
+    base = "softmax" if 1 in summary.plan.coupled else "softmax coupled alike"
+    note = f"Mean height of a family's frontier above that of {base}, in points, where both reach; 95%, paired."
     return "Frontiers", note, rows
 
 
 def frontier_figure(summary: Summary) -> Any:
-    """pass@1 against pass@n, a curve for each family; accuracy alone where there is one sample."""
-    families, n = summary.families, summary.plan.n
-    if n < 2:
+    """pass@1 against pass@k, a panel for each size k of a set, in it a curve for each family; None where n is 1."""
+    if summary.plan.n < 2:
         return None
-    made = figure(7.5, 5.2)
-    axes = made.subplots()
-    for i, (family, lines) in enumerate(families.items()):
-        points = sorted((100 * line.sampled.pass_at(1).mean, 100 * line.sampled.pass_at(n).mean) for line in lines)
-        axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour(i), label=family, markersize=5)
-        for line in lines:
-            x, y = 100 * line.sampled.pass_at(1).mean, 100 * line.sampled.pass_at(n).mean
-            name = "" if line.temperature is None else f"{line.temperature:g}"
-            axes.annotate(name, (x, y), textcoords="offset points", xytext=(5, -9), fontsize=7, color=GREY)
+    made = figure(7.5 * len(summary.sizes), 5.2)
+    for axes, k in zip(made.subplots(1, len(summary.sizes), squeeze=False)[0], summary.sizes, strict=True):
+        _frontiers(axes, summary, k)
+    return made
+
+
+def _frontiers(axes: Any, summary: Summary, k: int) -> None:
+    for i, (family, lines) in enumerate(summary.families.items()):
+        if not lines[0].sampled.has(k):
+            continue
+        spots = [(100 * line.sampled.pass_at(1).mean, 100 * line.sampled.pass_at(k).mean) for line in lines]
+        points = sorted(spots)
+        name = str(family)
+        axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour(i), label=name, markersize=5)
+        for line, spot in zip(lines, spots, strict=True):
+            told = "" if line.temperature is None else f"{line.temperature:g}"
+            axes.annotate(told, spot, textcoords="offset points", xytext=(5, -9), fontsize=7, color=GREY)
     axes.set_xlabel("pass@1, %", color=INK)
-    axes.set_ylabel(f"pass@{n}, %", color=INK)
+    axes.set_ylabel(f"pass@{k}, %", color=INK)
     axes.set_title(f"{summary.plan.task}: each decoder's own temperature swept", fontsize=10, color=INK, loc="left")
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
-    return made
+
+
+def _axes(summary: Summary) -> str:
+    """What the figure shows, in words."""
+    return f"pass@1 against {' and '.join(f'pass@{k}' for k in summary.sizes)}"
 
 
 def _about(summary: Summary) -> str:
     plan, about = summary.plan, summary.about
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     model = plan.model or "the embedded model"
+    ways = ["independent" if size == 1 else f"coupled in groups of {size}" for size in plan.coupled]
+    drawn = "" if plan.coupled == (1,) else f"{' or '.join(ways)}, "
     said = (
-        f"{model}, {summary.questions} questions, {plan.n} samples each, seed {plan.seed}, at most "
+        f"{model}, {summary.questions} questions, {plan.n} samples each, {drawn}seed {plan.seed}, at most "
         f"{plan.max_new_tokens} tokens; {about['machine']}, {about['date']}, {versions}."
     )
-    return said + (f" Not finished yet: {', '.join(summary.missing)}." if summary.missing else "")
+    return said + (f" Not finished yet: {', '.join(map(str, summary.missing))}." if summary.missing else "")
 
 
 def _markdown(summary: Summary, sections: Sequence[tuple[str, str, Rows]], image: str | None) -> str:
@@ -203,7 +241,7 @@ def _markdown(summary: Summary, sections: Sequence[tuple[str, str, Rows]], image
         lines += ["| " + " | ".join(row) + " |" for row in body]
         parts += [f"## {title}", note, "\n".join(lines)]
     if image is not None:
-        parts.append(f"![pass@1 against pass@{summary.plan.n}]({image})")
+        parts.append(f"![{_axes(summary)}]({image})")
     return "\n\n".join(parts)
 
 
@@ -218,8 +256,9 @@ def _html(summary: Summary, sections: Sequence[tuple[str, str, Rows]], image: by
         )
     if image:
         data = base64.b64encode(image).decode()
-        said = f"pass@1 against pass@{summary.plan.n}"
-        parts.append(f'<p><img alt="{said}" style="max-width:min(100%, 46rem)" src="data:image/png;base64,{data}"></p>')
+        parts.append(
+            f'<p><img alt="{_axes(summary)}" style="max-width:min(100%, 46rem)" src="data:image/png;base64,{data}"></p>'
+        )
     return "\n".join(parts)
 
 
@@ -242,11 +281,22 @@ def _cell(text: str) -> str:
 
 
 def _percent(value: Interval, sign: bool = False) -> str:
-    form = "+.1f" if sign else ".1f"
+    return _interval(value, "+.1f" if sign else ".1f", 100)
+
+
+def _interval(value: Interval, form: str, scale: int = 1) -> str:
     if not math.isfinite(value.low) or not math.isfinite(value.high):
-        return f"{100 * value.estimate:{form}} (too few questions for an interval)"
-    ends = f"[{100 * value.low:{form}}, {100 * value.high:{form}}]"
-    return f"{100 * value.estimate:{form}} {ends}"
+        return f"{scale * value.estimate:{form}} (too few questions for an interval)"
+    ends = f"[{scale * value.low:{form}}, {scale * value.high:{form}}]"
+    return f"{scale * value.estimate:{form}} {ends}"
+
+
+def _told(difference: Interval) -> str:
+    return ", beyond chance" if difference.low > 0 or difference.high < 0 else ""
+
+
+def _name(arm: Arm) -> str:
+    return f"`{arm.decoder}`{arm.suffix}"
 
 
 def _number(value: float | None) -> str:

@@ -14,6 +14,7 @@ import torch
 
 import simplexity
 from simplexity.decoders import decoder
+from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.plan import RunPlan, Work, batches, fingerprint
 from simplexity.evaluation.records import Ledger, Record
 from simplexity.evaluation.task import Grader, Question, Task
@@ -66,42 +67,39 @@ def evaluate(
     questions = task.load(None if plan.data is None else Path(plan.data), plan.limit)
     times, made = Breakdown(), None
     with Ledger(folder, plan, fingerprint(questions), about()) as ledger, task.grader() as grader:
-        for spec in specs(plan, ledger):
-            todo = [w for w in batches(plan, spec, questions) if (spec, w.number) not in ledger.done()]
-            progress.planned(spec, math.ceil(len(questions) / (plan.batch // plan.n)) - len(todo), len(todo))
+        for arm in arms(plan, ledger):
+            done = ledger.done()
+            todo = [w for w in batches(plan, arm, questions) if (arm, w.number) not in done]
+            progress.planned(str(arm), math.ceil(len(questions) / (plan.batch // plan.n)) - len(todo), len(todo))
             if todo:
                 made = made or writer()  # a finished run needs no model
                 _run(made, todo, ledger, grader, times, progress)
     return times
 
 
-def specs(plan: RunPlan, ledger: Ledger) -> Iterator[str]:
-    """The decoders asked for, then a softmax of the same mean effective temperature for each that sharpens."""
-    yield from plan.decoders
+def arms(plan: RunPlan, ledger: Ledger) -> Iterator[Arm]:
+    """Those asked for, then a softmax of the same mean effective temperature and coupling for each that sharpens."""
+    yield from plan.arms
     if not plan.controls:
         return
-    named = set(plan.decoders)
-    for spec in plan.decoders:
-        control = control_of(spec, ledger.records)
+    named = set(plan.arms)
+    for arm in plan.arms:
+        control = control_of(arm, ledger.records)
         if control is not None and control not in named:
             named.add(control)
             yield control
 
 
-def control_of(spec: str, records: Sequence[Record]) -> str | None:
-    """The softmax to hold a decoder against: as sharp as it was on average; None where it does not sharpen."""
-    chosen: Any = decoder(spec)
-    taus = [
-        (r.effective_temperature, r.tokens)
-        for r in records
-        if r.decoder == spec and r.effective_temperature is not None
-    ]
-    if chosen.name in ("softmax", "greedy") or not taus:
+def control_of(arm: Arm, records: Sequence[Record]) -> Arm | None:
+    """The softmax to hold an arm against: as sharp on average, and coupled alike; None where it does not sharpen."""
+    chosen: Any = decoder(arm.decoder)
+    mean = mean_temperature([r for r in records if r.arm == arm])
+    if chosen.name in ("softmax", "greedy") or mean is None:
         return None
-    mean = sum(tau * tokens for tau, tokens in taus) / sum(tokens for _, tokens in taus)
     if mean >= SHARPER * getattr(chosen, "temperature", 1.0):
         return None
-    return str(decoder({"decoder": "softmax", "temperature": float(f"{max(mean, 0.01):.3g}")}))
+    spec = str(decoder({"decoder": "softmax", "temperature": float(f"{max(mean, 0.01):.3g}")}))
+    return Arm(spec, arm.coupled)
 
 
 def mean_temperature(records: Sequence[Record]) -> float | None:
@@ -115,7 +113,7 @@ def _run(
 ) -> None:
     def keep(work: Work, written: Written) -> None:
         ledger.append(work, graded(work, written, grader))
-        progress.finished(work.decoder, len(written.texts))
+        progress.finished(str(work.arm), len(written.texts))
 
     with ThreadPoolExecutor(1) as pool:
         pending: Future[None] | None = None
@@ -141,8 +139,9 @@ def graded(work: Work, written: Written, grader: Grader) -> list[Record]:
     share = round(written.seconds / len(written.texts), 4)
     return [
         Record(
-            work.decoder, work.number, question.id, text.sample, text.seed, text.text, text.tokens, text.finish,
+            work.arm.decoder, work.number, question.id, text.sample, text.seed, text.text, text.tokens, text.finish,
             text.entropy, text.effective_temperature, grade.correct, grade.answer, grade.reason, share,
+            work.arm.coupled, work.arm.group(text.sample),
         )
         for text, (question, _), grade in zip(written.texts, pairs, grades, strict=True)
     ]  # fmt: skip

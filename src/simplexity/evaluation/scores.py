@@ -5,13 +5,17 @@
 
 Both are expectations over a random subset of k of the n samples, so both are unbiased and neither needs a seed.
 The score of a configuration is the mean over its questions.
+
+That holds for independent samples. Where they are coupled in groups of G, a subset is not what the decoder would have
+drawn: at k = G a score is the mean of the whole groups' own, at k = 1 it is as above, since each sample alone is an
+exact draw, and no other k is defined.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,9 +32,14 @@ Answers = Sequence[Sequence[str | None]]
 class Sampled:
     """The n samples of one configuration for each question, `[questions, n]` throughout.
 
+    `coupled` samples in a row are a group that was drawn together; 1: all are independent.
+
     >>> s = Sampled(("a", "b"), torch.tensor([[True, True, False], [False, False, True]]), [["1", "1", "2"], ["3"] * 3])
     >>> s.accuracy().mean, round(s.pass_at(2).mean, 4), round(s.majority_at(3).mean, 4), s.distinct().mean
     (0.5, 0.8333, 0.6667, 1.5)
+    >>> pairs = Sampled(("a",), torch.tensor([[True, False, False, True]]), [["1", "2", "2", "1"]], coupled=2)
+    >>> pairs.pass_at(1).mean, pairs.pass_at(2).mean, pairs.has(4)
+    (0.5, 1.0, False)
     """
 
     questions: tuple[str, ...]
@@ -40,6 +49,7 @@ class Sampled:
     effective_temperature: Tensor | None = None
     tokens: Tensor | None = None
     seconds: Tensor | None = None
+    coupled: int = 1
 
     def __post_init__(self) -> None:
         _check_table(self.answers, self.correct)
@@ -48,6 +58,8 @@ class Sampled:
             raise ValueError(f"{len(self.questions)} question ids for {shape[0]} rows of samples")
         if len(set(self.questions)) < len(self.questions):
             raise ValueError("two questions share an id")
+        if self.coupled < 1 or shape[1] % self.coupled:
+            raise ValueError(f"{shape[1]} samples of a question are not whole groups of {self.coupled}")
         for name in ("entropy", "effective_temperature", "tokens", "seconds"):
             extra = getattr(self, name)
             if extra is not None and tuple(extra.shape) != shape:
@@ -62,16 +74,31 @@ class Sampled:
         return self.per_question(accuracy(self.correct))
 
     def pass_at(self, k: int) -> PerQuestion:
-        """See `pass_at_k`."""
-        return self.per_question(pass_at_k(self.correct, k))
+        """See `pass_at_k`; of coupled samples the mean over groups of exactly k."""
+        return self._at(k, lambda _, correct: pass_at_k(correct, k))
 
     def majority_at(self, k: int) -> PerQuestion:
-        """See `majority_at_k`."""
-        return self.per_question(majority_at_k(self.answers, self.correct, k))
+        """See `majority_at_k`; of coupled samples the mean over groups of exactly k."""
+        return self._at(k, lambda answers, correct: majority_at_k(answers, correct, k))
 
     def distinct(self, k: int | None = None) -> PerQuestion:
-        """See `distinct_answers`."""
-        return self.per_question(distinct_answers(self.answers, k))
+        """See `distinct_answers`; of coupled samples the mean over groups of exactly k, which is n unless given."""
+        size = self.correct.shape[1] if k is None else k
+        return self._at(size, lambda answers, _: distinct_answers(answers, size))
+
+    def has(self, k: int) -> bool:
+        """Whether the scores of k samples can be told from these."""
+        return 1 <= k <= self.correct.shape[1] and (self.coupled == 1 or k in (1, self.coupled))
+
+    def _at(self, k: int, score: Callable[[Answers, Tensor], Tensor]) -> PerQuestion:
+        """The score of k samples: over all subsets of independent ones, over whole groups of coupled ones."""
+        if self.coupled == 1 or k == 1:
+            return self.per_question(score(self.answers, self.correct))
+        if k != self.coupled:
+            raise ValueError(f"k = {k} of samples coupled in groups of {self.coupled}: k must be 1 or {self.coupled}")
+        answers = [row[i : i + k] for row in self.answers for i in range(0, len(row), k)]
+        groups = score(answers, self.correct.reshape(-1, k))
+        return self.per_question(groups.reshape(len(self.questions), -1).mean(1))
 
 
 def accuracy(correct: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A run in numbers: one line for each decoder, its matched control beside it, and its family's frontier."""
+"""A run in numbers: one line for each arm, its matched control beside it, and its family's frontier."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from simplexity.decoders import decoder
+from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.frontier import area_interval, matched
 from simplexity.evaluation.intervals import Interval, PerQuestion, interval, paired_difference
 from simplexity.evaluation.plan import RunPlan
@@ -22,9 +23,9 @@ from simplexity.evaluation.scores import Sampled
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One decoder's samples and what they say."""
+    """One arm's samples and what they say."""
 
-    spec: str
+    arm: Arm
     asked: bool  # False: a control that the run added
     sampled: Sampled
     temperature: float | None  # its own parameter
@@ -35,12 +36,12 @@ class Line:
     seconds: float  # per text
 
     @cached_property
-    def family(self) -> str:
-        """The decoder without its temperature: what a sweep of that knob has in common."""
-        found: Any = decoder(self.spec)
+    def family(self) -> Arm:
+        """The arm without its temperature: what a sweep of that knob has in common."""
         if self.temperature is None:
-            return self.spec
-        return str(decoder(found.to_json() | {"temperature": 1.0}))
+            return self.arm
+        found: Any = decoder(self.arm.decoder)
+        return Arm(str(decoder(found.to_json() | {"temperature": 1.0})), self.arm.coupled)
 
     @cached_property
     def accuracy(self) -> Interval:
@@ -57,28 +58,34 @@ class Summary:
     about: dict[str, Any]
     questions: int  # that every line has in full
     lines: list[Line]
-    missing: list[str] = field(default_factory=list)  # decoders without a finished question
+    missing: list[Arm] = field(default_factory=list)  # without a finished question
 
     @property
     def ks(self) -> list[int]:
-        """1, 2, 4 … up to n."""
-        return sorted({2**i for i in range(12) if 2**i <= self.plan.n} | {self.plan.n})
+        """1, 2, 4 … up to n where samples are independent, and the sizes of coupled groups."""
+        powers = {2**i for i in range(12) if 2**i <= self.plan.n} | {self.plan.n}
+        return sorted({1, *self.plan.coupled} | (powers if 1 in self.plan.coupled else set()))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes at which sets of samples are compared: those of the coupled groups, n where there are none."""
+        return [size for size in self.plan.coupled if size > 1] or [self.plan.n]
 
     def control(self, line: Line) -> tuple[str, PerQuestion] | None:
         """(what it is, accuracy by question) of a softmax as sharp as this line; None where it does not sharpen.
 
         Run for it, or read off a sweep of softmax temperatures that lies around it.
         """
-        name = self._controls.get(line.spec)
-        if name is None:
+        control = self._controls.get(line.arm)
+        if control is None:
             return None
         for other in self.lines:
-            if other.spec == name:
-                return name, other.sampled.accuracy()
+            if other.arm == control:
+                return str(control), other.sampled.accuracy()
         sweep = {
             other.temperature: other.sampled.accuracy()
             for other in self.lines
-            if other.family == "softmax" and other.temperature is not None
+            if other.family == Arm("softmax", line.arm.coupled) and other.temperature is not None
         }
         tau = line.effective_temperature
         if tau is None or len(sweep) < 2 or not min(sweep) <= tau <= max(sweep):
@@ -91,60 +98,80 @@ class Summary:
         return None if found is None else (found[0], paired_difference(line.sampled.accuracy(), found[1]))
 
     @property
-    def families(self) -> dict[str, list[Line]]:
+    def families(self) -> dict[Arm, list[Line]]:
         """Lines that differ in temperature alone; a softmax added as a control belongs to the sweep of softmax."""
-        found: dict[str, list[Line]] = defaultdict(list)
+        found: dict[Arm, list[Line]] = defaultdict(list)
         for line in self.lines:
             found[line.family].append(line)
         return dict(found)
 
-    def area(self, family: str, k: int, base: str = "softmax") -> Interval | None:
-        """How much more pass@k a family has than the base at equal pass@1; None where they cannot be compared."""
+    def against_independent(self, line: Line) -> tuple[Interval, Interval, Interval] | None:
+        """(pass@k, majority@k, distinct answers) of groups of k minus those of as many independent samples.
+
+        None where the line is not coupled, or the same decoder did not draw independent samples too.
+        """
+        k, twin = line.arm.coupled, Arm(line.arm.decoder)
+        for other in self.lines:
+            if k > 1 and other.arm == twin:
+                a, b = line.sampled, other.sampled
+                return (
+                    paired_difference(a.pass_at(k), b.pass_at(k)),
+                    paired_difference(a.majority_at(k), b.majority_at(k)),
+                    paired_difference(a.distinct(k), b.distinct(k)),
+                )
+        return None
+
+    def area(self, family: Arm, k: int) -> Interval | None:
+        """How much more pass@k a family has than softmax at equal pass@1; None where they cannot be compared.
+
+        Softmax with independent samples, or where the run has none, coupled as the family is.
+        """
         families = self.families
-        if family == base or len(families.get(family, [])) < 2 or len(families.get(base, [])) < 2 or k < 2:
+        base = Arm("softmax", 1 if 1 in self.plan.coupled else family.coupled)
+        both = families.get(family, []), families.get(base, [])
+        if family == base or k < 2 or min(map(len, both)) < 2 or not all(side[0].sampled.has(k) for side in both):
             return None
-        points = [
-            [(line.sampled.pass_at(1), line.sampled.pass_at(k)) for line in families[name]] for name in (family, base)
-        ]
-        return area_interval(points[0], points[1])
+        a, b = ([(line.sampled.pass_at(1), line.sampled.pass_at(k)) for line in side] for side in both)
+        return area_interval(a, b)
 
     @cached_property
-    def _controls(self) -> dict[str, str | None]:
+    def _controls(self) -> dict[Arm, Arm | None]:
         _, _, records = read_run(self.folder)
-        return {line.spec: control_of(line.spec, records) for line in self.lines}
+        return {line.arm: control_of(line.arm, records) for line in self.lines}
 
 
 def summarise(folder: Path) -> Summary:
     """The numbers of a run's folder, finished or not."""
     plan, about, records = read_run(folder)
-    by_spec: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    by_arm: dict[Arm, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
-        by_spec[record.decoder][record.question][record.sample] = record
+        by_arm[record.arm][record.question][record.sample] = record
     whole = {
-        spec: {question for question, samples in questions.items() if len(samples) == plan.n}
-        for spec, questions in by_spec.items()
+        arm: {question for question, samples in questions.items() if len(samples) == plan.n}
+        for arm, questions in by_arm.items()
     }
-    started = [spec for spec, questions in whole.items() if questions]
-    shared = sorted(set.intersection(*(whole[spec] for spec in started))) if started else []
-    missing = [spec for spec in plan.decoders if spec not in started]
+    started = [arm for arm, questions in whole.items() if questions]
+    shared = sorted(set.intersection(*(whole[arm] for arm in started))) if started else []
+    missing = [arm for arm in plan.arms if arm not in started]
     if not shared:
         raise ValueError(f"{folder} holds no question that every decoder has finished: let the run go on first")
-    lines = [_line(spec, spec in plan.decoders, plan.n, shared, by_spec[spec]) for spec in started]
+    lines = [_line(arm, arm in plan.arms, plan.n, shared, by_arm[arm]) for arm in started]
     return Summary(folder, plan, about, len(shared), lines, missing)
 
 
-def _line(spec: str, asked: bool, n: int, questions: Sequence[str], samples: dict[str, dict[int, Record]]) -> Line:
+def _line(arm: Arm, asked: bool, n: int, questions: Sequence[str], samples: dict[str, dict[int, Record]]) -> Line:
     table = [[samples[question][i] for i in range(n)] for question in questions]
     flat = [record for row in table for record in row]
     sampled = Sampled(
         tuple(questions),
         torch.tensor([[record.correct for record in row] for row in table]),
         [[record.answer for record in row] for row in table],
+        coupled=arm.coupled,
     )
-    made: Any = decoder(spec)
+    made: Any = decoder(arm.decoder)
     count = len(flat)
     return Line(
-        spec,
+        arm,
         asked,
         sampled,
         getattr(made, "temperature", None),

@@ -63,23 +63,31 @@ class TransformersWriter:
         room = None if model.context is None else model.context - inputs["input_ids"].shape[1]
         limit = plan.max_new_tokens if room is None else min(plan.max_new_tokens, room)
         seeds = torch.tensor([seed_of(plan, q) for q in work.questions])
+        own, together = derive_seeds(seeds, plan.n), plan.n
+        if coupled := work.arm.coupled > 1:
+            together = work.arm.coupled
+            seeds = derive_seeds(seeds, plan.n // together)
+            own = seeds.repeat_interleave(together)
+        # `generate` couples what it draws for one prompt and one seed: the prompt stands there once for each group
+        inputs = {name: table.repeat_interleave(plan.n // together, 0) for name, table in inputs.items()}
         clock, start = Clock(model.model), time.perf_counter()
         try:
             with torch.inference_mode():
                 found = generate(
                     model.model,
                     inputs["input_ids"],
-                    work.decoder,
+                    work.arm.decoder,
                     attention_mask=inputs["attention_mask"],
-                    n=plan.n,
+                    n=together,
                     max_new_tokens=limit,
                     seeds=seeds,
                     trace=plan.every,
+                    coupled=coupled,
                 )
         finally:
             forward = clock.stop()
         seconds = time.perf_counter() - start
-        texts = self._texts(found, derive_seeds(seeds, plan.n).tolist())
+        texts = self._texts(found, own.tolist())
         return Written(texts, seconds, forward, seconds - found.seconds)
 
     def _texts(self, found: Generated, seeds: list[int]) -> list[Text]:
