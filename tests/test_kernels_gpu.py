@@ -177,6 +177,20 @@ def test_coverage_by_rows():
     assert 0.5 * (written.cpu().double() - mixed.distribution(x.double())).abs().sum(-1).max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    "spec", ["tree-bok:beta=5,alone=0.7", "tree-bok:beta=4,together=1.4,weights=top-m", "tree-bok:beta=0,together=1.5"]
+)
+def test_siblings_by_rows(spec):
+    x, chosen = awkward(SIZES[-1])[:4], decoder(spec)
+    context = Context(siblings=torch.tensor([1, 2, 8, 64]))
+    q = chosen.distribution(x.double(), context)
+    plan = plan_for(chosen.problem(torch.zeros(4, 1), context), None)
+    assert plan is not None
+    written, drawn = gpu.fused_distribution(x.to(DEVICE), plan.expand(torch.Size([4])))
+    assert not drawn.status.any()
+    assert 0.5 * (written.cpu().double() - q).abs().sum(-1).max() < 1e-5
+
+
 def test_two_models():
     x, other = awkward(SIZES[-1])[:4], awkward(SIZES[-1]).flip(0)[3:]
     context = Context(other=other.double())

@@ -18,6 +18,7 @@ from simplexity.supports import Everything, TopK, TopP
 
 RULES = ("probs", "top-m", "uniform")  # weights of Best-of-K that a kernel works out by itself
 LARGEST_K = 2**20
+UNFELT = 1e12  # a λ for which s/λ does not count beside s/τ
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,8 @@ def _anchored(problem: Problem, solver: Any) -> Plan | None:
 
 def _covering(problem: Problem, solver: Any) -> Plan | None:
     omega: Any = problem.regulariser
+    if tuple(type(term) for _, term in omega.terms) == (NegEntropy, AnchorCoverage):
+        return _covering_alone(problem, solver)
     if tuple(type(term) for _, term in omega.terms) != (AnchorKL, AnchorCoverage):
         return None
     (c, kl), (beta, cover) = omega.terms
@@ -130,6 +133,17 @@ def _covering(problem: Problem, solver: Any) -> Plan | None:
     if not isinstance(cover.k, Tensor) and cover.k > LARGEST_K:
         return None
     return Plan("bok", lam=problem.lam, tau=kl.anchor.temperature, k=cover.m, coverage=coverage)
+
+
+def _covering_alone(problem: Problem, solver: Any) -> Plan | None:
+    """τ·Σ q log q in place of an anchor: Best-of-K anchored at the same τ, whose <q, s>/λ is below rounding."""
+    omega: Any = problem.regulariser
+    (c, _), (beta, cover) = omega.terms
+    tau, lam = cover.anchor.temperature, problem.lam
+    same = tau is lam or (not isinstance(tau, Tensor) and not isinstance(lam, Tensor) and tau == lam)
+    if c != 1 or solver is not None or not same or cover.anchor.scores is not problem.scores or cover.rule not in RULES:
+        return None
+    return Plan("bok", lam=UNFELT, tau=tau, k=cover.m, coverage=Coverage(cover.k, beta, cover.rule))
 
 
 def _climbs(solver: Any) -> bool:
