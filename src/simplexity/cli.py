@@ -6,14 +6,11 @@ import json
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 try:
     import typer
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from typer._click.exceptions import NoArgsIsHelpError
     from typer.exceptions import TyperException
 except ImportError:
@@ -27,7 +24,19 @@ from simplexity.context import Context
 from simplexity.decoders import decoder, decoders
 from simplexity.evaluation import commands
 from simplexity.explaining import DEFAULT, ascent_path, explain_step
-from simplexity.files import FORMATS, check_writable, whole_file
+from simplexity.files import whole_file
+from simplexity.inputs import (
+    check_outputs,
+    lack,
+    load,
+    masks_for,
+    note,
+    progress,
+    read_prompt,
+    read_schema,
+    second_model,
+    usable,
+)
 from simplexity.options import (
     CoupledOption,
     DecodersOption,
@@ -54,7 +63,7 @@ def main() -> None:
     """Run; an error is one line on stderr and exit code 2, with --debug a traceback."""
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    warnings.showwarning = _note
+    warnings.showwarning = note
     try:
         sys.exit(app(arguments, prog_name="simplexity", standalone_mode=False) or 0)
     except KeyboardInterrupt:
@@ -107,22 +116,22 @@ def generate(
     dtype: DtypeOption = None,
 ) -> None:
     """Write text with one decoder."""
-    chosen, text = decoder(spec), _prompt(prompt, file)
+    chosen, text = decoder(spec), read_prompt(prompt, file)
     two = other_prompt is not None or other_model is not None
-    if (lack := _lack(chosen, two)) is not None:
-        raise ValueError(lack)
+    if (missing := lack(chosen, two)) is not None:
+        raise ValueError(missing)
     if two and not chosen.reads("other"):
         raise ValueError(f"{chosen.name} looks at one model alone: leave out --other-prompt and --other-model")
-    rules = None if schema is None else _schema(schema)
+    rules = None if schema is None else read_schema(schema)
     seed = secrets.randbits(63) if seed is None else seed
-    language_model = _load(model, device, dtype)
+    language_model = load(model, device, dtype)
     from simplexity.engines.transformers import generate as write
     from simplexity.show.streaming import Stream
 
     inputs = language_model.encode([text], raw)
-    other = _other(language_model, text, other_prompt, other_model, raw, device, dtype)
-    masks = _masks(language_model, rules, banned or [])
-    with _steps(f"{n} samples", max_tokens, quiet=not as_json and n == 1) as advance:
+    other = second_model(language_model, text, other_prompt, other_model, raw, device, dtype)
+    masks = masks_for(language_model, rules, banned or [])
+    with progress(f"{n} samples", max_tokens, quiet=not as_json and n == 1) as advance:
         stream = Stream(language_model.tokenizer, None if as_json else sys.stdout, advance, show=n == 1)
         found = write(
             language_model.model, inputs["input_ids"], chosen, n, max_tokens, [seed],
@@ -162,14 +171,14 @@ def compare(
 ) -> None:
     """Write with several decoders on the same prompt, and compare."""
     two = other_prompt is not None or other_model is not None
-    chosen, text = _usable(specs or DEFAULT, two), _prompt(prompt, file)
-    _check_outputs(plot, page)
+    chosen, text = usable(specs or DEFAULT, two), read_prompt(prompt, file)
+    check_outputs(plot, page)
     seed = secrets.randbits(31) if seed is None else seed
-    language_model = _load(model, device, dtype)
-    other = _other(language_model, text, other_prompt, other_model, raw, device, dtype)
+    language_model = load(model, device, dtype)
+    other = second_model(language_model, text, other_prompt, other_model, raw, device, dtype)
     from simplexity.comparing import compare as run
 
-    with _steps("decoders", len(chosen)) as advance:
+    with progress("decoders", len(chosen)) as advance:
         results = run(language_model, text, chosen, n, max_tokens, seed, raw, lambda _: advance(), other, coupled)
     out = terminal.console()
     out.print(Text(text, style="bold"))
@@ -207,18 +216,18 @@ def explain(
     dtype: DtypeOption = None,
 ) -> None:
     """Show the next-token distribution before and after each decoder, with its certificate."""
-    chosen = _usable(specs or DEFAULT, other_prompt is not None or other_model is not None)
-    _check_outputs(plot, None)
-    _check_outputs(simplex, None)
+    chosen = usable(specs or DEFAULT, other_prompt is not None or other_model is not None)
+    check_outputs(plot, None)
+    check_outputs(simplex, None)
     out = terminal.console()
     if simplex is not None:
-        _draw_simplex(simplex, scores, _usable(specs or SIMPLEX, False))
+        _draw_simplex(simplex, scores, usable(specs or SIMPLEX, False))
         print(f"wrote {simplex}")
         if prompt is None and file is None:
             return
-    text = _prompt(prompt, file)
-    language_model = _load(model, device, dtype)
-    other = _other(language_model, text, other_prompt, other_model, raw, device, dtype)
+    text = read_prompt(prompt, file)
+    language_model = load(model, device, dtype)
+    other = second_model(language_model, text, other_prompt, other_model, raw, device, dtype)
     step = _explained(language_model, text, chosen, raw, other, top)
     out.print(Text(text, style="bold"))
     out.print(Text("The next token: the model's probability → the decoder's.\n", style="dim"))
@@ -264,72 +273,6 @@ def _draw_simplex(path: Path, scores: str, specs: list[str]) -> None:
     save(simplex_figure(points, paths, ("a", "b", "c"), f"Scores {shown} for a, b, c: where each decoder goes"), path)
 
 
-def _check_outputs(plot: Path | None, page: Path | None) -> None:
-    """What could not be written is said before the work, not after."""
-    if plot is not None and plot.suffix.lower() not in FORMATS:
-        raise ValueError(f"cannot draw {plot}: the name must end in {', '.join(FORMATS)}")
-    for path in (plot, page):
-        if path is not None:
-            check_writable(path)
-
-
-def _prompt(prompt: str | None, file: Path | None) -> str:
-    if file is not None:
-        if prompt is not None:
-            raise ValueError("give the prompt or --file, not both")
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{file} is not a text file in UTF-8") from None
-        except OSError as error:
-            raise ValueError(f"cannot read {file}: {error.strerror}") from None
-        text = text.removesuffix("\n")
-    elif prompt is None or prompt == "-":
-        if sys.stdin.isatty():
-            raise ValueError('give a prompt: simplexity generate "Why is the sky blue?", or pipe one in')
-        text = sys.stdin.read().removesuffix("\n")
-    else:
-        text = prompt
-    if not text.strip():
-        raise ValueError("the prompt is empty")
-    return text
-
-
-def _lack(chosen: Any, two: bool) -> str | None:
-    """What a decoder needs and was not given, in a sentence; `two`: there is another model."""
-    if "other" in chosen.needs and not two:
-        return f"{chosen.name} needs another model's logits: give --other-prompt or --other-model"
-    if "rewards" in chosen.needs:
-        return f"{chosen.name} needs a reward for every token: it is used from Python, with generate(…, rewards=…)"
-    return None
-
-
-def _usable(specs: Sequence[str], two: bool) -> list[str]:
-    """The decoders that have what they need; a line says which do not."""
-    lacks = {spec: _lack(decoder(spec), two) for spec in specs}
-    said = [f"{spec} is left out: {lack}" for spec, lack in lacks.items() if lack is not None]
-    if len(said) == len(lacks):
-        raise ValueError("; ".join(lack for lack in lacks.values() if lack is not None))
-    for line in said:
-        _note(line)
-    return [spec for spec in specs if lacks[spec] is None]
-
-
-def _other(
-    first: Any, prompt: str, other: str | None, name: str | None, raw: bool, device: str | None, dtype: str | None
-) -> Any:
-    """The second model of the options, under its prompt; None where there is none."""
-    if other is None and name is None:
-        return None
-    from simplexity.engines.other_model import OtherModel
-
-    second = first if name is None else _load(name, device, dtype)
-    if second.tokenizer.get_vocab() != first.tokenizer.get_vocab():
-        raise ValueError(f"{second.name} and {first.name} have different tokens: two models must share a tokenizer")
-    inputs = second.encode([prompt if other is None else other], raw, empty=True)
-    return OtherModel(second.model, **inputs)
-
-
 def _explained(language_model: Any, text: str, specs: list[str], raw: bool, other: Any, top: int = 8) -> Any:
     """The first step after the prompt; the other model's logits stand beside it."""
     scores, context = language_model.next_scores(text, raw), None
@@ -339,48 +282,6 @@ def _explained(language_model: Any, text: str, specs: list[str], raw: bool, othe
         beside = Reading(other, 1).after(other.input_ids[:, :0])[0].cpu()
         context = Context(other=beside)
     return explain_step(scores, specs, lambda i: language_model.tokenizer.decode([i]), top, context)
-
-
-def _schema(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-
-
-def _masks(language_model: Any, schema: Any, banned: list[str]) -> list[Any]:
-    from simplexity.masks.banned import BannedStrings
-    from simplexity.masks.grammar import Grammar
-
-    masks: list[Any] = []
-    if schema is not None:
-        masks.append(Grammar.json_schema(language_model.tokenizer, schema, language_model.ends))
-    if banned:
-        masks.append(BannedStrings(language_model.tokenizer, banned))
-    return masks
-
-
-def _load(name: str | None, device: str | None, dtype: str | None) -> Any:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    bars = terminal.console(stderr=True)
-    with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
-        progress.add_task("loading the model", total=None)
-        from simplexity.models import load_model, quiet_transformers
-
-        quiet_transformers()
-        return load_model(name, device, dtype)
-
-
-@contextmanager
-def _steps(what: str, total: int, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr; `quiet` where the text itself shows the progress."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars = terminal.console(stderr=True)
-    with Progress(*columns, console=bars, transient=True, disable=quiet or not bars.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
 
 
 def _as_data(name: str, chosen: Any, prompt: str, seed: int, texts: list[str], found: Any) -> dict[str, Any]:
@@ -411,10 +312,6 @@ def _as_data(name: str, chosen: Any, prompt: str, seed: int, texts: list[str], f
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return (line if len(line) <= 70 else line[:69] + "…").replace("$", r"\$")
-
-
-def _note(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"note: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":
