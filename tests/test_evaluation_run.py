@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from simplexity.draw import derive_seeds
 from simplexity.engines.transformers import generate
 from simplexity.evaluation.plan import RunPlan, at_temperatures, seed_of
 from simplexity.evaluation.records import read_run
@@ -118,18 +119,22 @@ def test_coupled_groups_beside_independent_samples(plan, writer, tmp_path):
     assert len(pairs) == 3 * 2 * 2, "one seed for each group"
     assert len({seed for *_, seed in pairs}) == 2 * 2, "the same under every decoder"
 
-    # a group is what its seed gives, the batch as it was: other neighbours move the last digits of the logits
-    drawn = [r for r in records if r.coupled == 2 and r.decoder == "softmax"]
-    asked = {q.id: q.prompt for q in task("gsm8k").load(Path(plan.data))}
-    model = writer.language_model
-    inputs = model.encode([asked[r.question] for r in drawn[::2]], system=writer.system)
-    found = generate(model.model, **inputs, n=2, seeds=[r.seed for r in drawn[::2]], max_new_tokens=4, coupled=True)
-    texts = [model.text(row[:length]) for row, length in zip(found.tokens, found.lengths, strict=True)]
-    assert texts == [r.text for r in drawn]
+    # what `generate` gives for the seeds, the batch as it was: other neighbours move the last digits of the logits
+    asked, model = {q.id: q for q in task("gsm8k").load(Path(plan.data))}, writer.language_model
 
-    # independent samples are those of a run that knows of no groups
-    go(replace(plan, decoders=("softmax",), coupled=(1,)), tmp_path / "alone", writer)
-    assert without_times(tmp_path / "alone") == without_times(tmp_path / "both")[:8]
+    def texts(questions, **options):
+        inputs = model.encode([asked[name].prompt for name in questions], system=writer.system)
+        found = generate(model.model, **inputs, max_new_tokens=4, **options)
+        return [model.text(row[:length]) for row, length in zip(found.tokens, found.lengths, strict=True)]
+
+    alone, drawn = ([r for r in records if r.decoder == "softmax" and r.coupled == size] for size in (1, 2))
+    names = [r.question for r in alone[::4]]
+    seeds = torch.tensor([seed_of(plan, asked[name]) for name in names])
+    assert [r.text for r in alone] == texts(names, n=4, seeds=seeds)
+    assert [r.seed for r in alone] == derive_seeds(seeds, 4).tolist()
+    groups = drawn[::2]
+    expected = texts([r.question for r in groups], n=2, seeds=[r.seed for r in groups], coupled=True)
+    assert [r.text for r in drawn] == expected
 
     # stopped inside a group and resumed
     torn = tmp_path / "torn"
