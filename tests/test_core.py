@@ -227,7 +227,7 @@ def test_import_needs_torch_alone():
 
 
 LAYERS = [
-    {"rows", "context", "roots", "coverage", "groups", "files", "embedded"},
+    {"rows", "context", "roots", "coverage", "groups", "files", "embedded", "siblings"},
     {"narrow", "regularisers", "constraints", "supports", "cuts", "penalties", "draw", "measures", "parameters"},
     {"problem", "structure", "anchor", "coupling"},
     {"certificate", "solvers"},
@@ -235,9 +235,9 @@ LAYERS = [
     {"targets", "specs", "decoding"},
     {"decoders", "masks"},
     {"explaining", "models", "engines", "options"},
-    {"comparing"},
+    {"comparing", "spending"},
     {"show"},
-    {"evaluation"},
+    {"evaluation", "inputs"},
     {"cli"},
 ]
 
