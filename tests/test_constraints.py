@@ -33,6 +33,7 @@ from simplexity import (
     project_to_simplex,
     solve,
 )
+from simplexity.draw import ByNumber
 from simplexity.kernels import draw_fused
 from simplexity.kernels.plans import plan_for
 from simplexity.roots import find_root_below
@@ -654,8 +655,8 @@ def test_fused_draws_decline():
             plain = Problem(s, NegEntropy(), support=support)
             bound = replace(plain, constraints=(constraint,))
             u = torch.tensor([0.3, 0.6])
-            assert draw_fused(plain, None, block_maxima(s), u) is not None
-            assert draw_fused(bound, None, block_maxima(s), u) is None
+            assert draw_fused(plain, None, block_maxima(s), ByNumber(u)) is not None
+            assert draw_fused(bound, None, block_maxima(s), ByNumber(u)) is None
             assert plan_for(plain, None) is not None
             assert plan_for(bound, None) is None
 

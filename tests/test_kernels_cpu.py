@@ -8,7 +8,7 @@ import torch
 
 import simplexity as sx
 from simplexity import Context, decoder
-from simplexity.draw import inverse_cdf, uniform
+from simplexity.draw import ByNumber, inverse_cdf, uniform
 from simplexity.kernels import draw_fused
 
 SPECS = [
@@ -67,7 +67,7 @@ def test_the_token_of_the_general_path(spec, shape, batch, size):
     for step in range(12):
         u = uniform(seeds, step)
         tokens = chosen.sample(x, seeds=seeds, step=step)
-        served += draw_fused(posed.problem, posed.solver, posed.peaks, u) is not None
+        served += draw_fused(posed.problem, posed.solver, posed.peaks, ByNumber(u)) is not None
         # the number must lie in the token's own interval of the float64 distribution, up to float32's rounding
         high = ends.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         low = high - q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

@@ -18,12 +18,12 @@ from simplexity import measures, specs
 from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
 from simplexity.coupling import Codes
-from simplexity.draw import Seeds, as_seeds, check_draw, inverse_cdf, mode, uniforms
+from simplexity.draw import ByNumber, Pick, Seeds, as_seeds, check_draw, mode, uniforms
 from simplexity.kernels import Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
 from simplexity.parameters import Rule, rule_of
 from simplexity.penalties import penalise
 from simplexity.problem import Problem, Status, raise_for, status_of
-from simplexity.rows import all_finite, as_working, block_maxima, exp_, per_row
+from simplexity.rows import all_finite, as_working, block_maxima, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
 
@@ -204,12 +204,8 @@ class Decoder(ABC):
             return found[0]
         scores = as_working(scores)
         u = uniforms(scores.shape[:-1], scores.device, generator, seeds, 0 if step is None else step)
-        posed = self._posed(scores, context, validate)
-        if posed.peaks is not None and (tokens := draw_fused(posed.problem, posed.solver, posed.peaks, u)) is not None:
-            return tokens
-        solution = self._solution(posed)
-        tokens = solution.columns.tokens(inverse_cdf(solution.q, u))
-        return tokens if validate else (_blank(tokens, solution.status), solution.status)
+        tokens, status = self._picked(self._posed(scores, context, validate), ByNumber(u))
+        return tokens if validate else (_blank(tokens, status), status)
 
     def mode(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
         """The most probable token of each row, int64 `[...]`."""
@@ -275,13 +271,16 @@ class Decoder(ABC):
             if validate:
                 raise_for(status)
             return codes.draw(log_q.exp_()), status
-        posed = self._posed(scores, context, validate)
-        if posed.peaks is not None and scores.device.type == "cpu":
-            log_q = log_q_fused(posed.problem, posed.solver, posed.peaks)
-            if log_q is not None:
-                return codes.draw(exp_(log_q)), None
+        return self._picked(self._posed(scores, context, validate), codes.draw)
+
+    def _picked(self, posed: Posed, pick: Pick) -> tuple[Tensor, Tensor | None]:
+        """(tokens, status): from masses that a fused kernel leaves, or from q."""
+        if posed.peaks is not None:
+            tokens = draw_fused(posed.problem, posed.solver, posed.peaks, pick)
+            if tokens is not None:
+                return tokens, posed.status
         solution = self._solution(posed)
-        return solution.columns.tokens(codes.draw(solution.q)), solution.status
+        return solution.columns.tokens(pick(solution.q)), solution.status
 
     def _draw_on_gpu(
         self,

@@ -4,7 +4,8 @@ A draw needs one uniform number per row, not one per token: walk the cumulative 
 the one block that holds the number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from simplexity.rows import BLOCK, argmax, covers, first_rows, in_blocks, pick
 
 Seeds = int | Sequence[int] | Tensor
+Pick = Callable[[Tensor], Tensor]
+"""From masses `[..., n]`, which need not sum to 1, to one place in each row, int64 `[...]`."""
 
 GRAIN = 2.0**-53  # of a number in [0, 1)
 GOLDEN = -0x61C8864680B583EB  # 2^64 divided by the golden ratio, as a signed number
@@ -92,6 +95,17 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
     return _first_above(inside, left).add_(block, alpha=blocks.shape[-1]).squeeze(-1)
 
 
+@dataclass(frozen=True, eq=False)
+class ByNumber:
+    """Picks by one number in [0, 1) for each row: see `inverse_cdf`."""
+
+    u: Tensor
+
+    def __call__(self, masses: Tensor) -> Tensor:
+        """The places."""
+        return inverse_cdf(masses, self.u)
+
+
 def locate(q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(token, where in its interval u lies, from 0 to 1, how wide that is), each `[...]`, for u in [0, 1).
 
@@ -99,8 +113,7 @@ def locate(q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     token's interval is mapped onto all of [0, 1).
     """
     blocks = in_blocks(q) if q.shape[-1] >= 4 * BLOCK else q.unsqueeze(-2)
-    sums = blocks.sum(-1, dtype=torch.float64)
-    block, left, share = _descend(sums, u.unsqueeze(-1))
+    block, left, share = _descend(blocks.sum(-1).double(), u.unsqueeze(-1))
     token, rest, part = _descend(pick(blocks, block).double(), left)
     token = token.add_(block, alpha=blocks.shape[-1])
     return token.squeeze(-1), rest.squeeze(-1), (share * part).squeeze(-1)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
+from simplexity.draw import Pick
 from simplexity.kernels.cpu_coverage import draw_coverage, log_q_coverage
 from simplexity.kernels.cpu_entropic import draw_entropic
 from simplexity.kernels.plans import Plan, plan_for
@@ -19,8 +20,8 @@ from simplexity.problem import Problem
 from simplexity.regularisers import NegEntropy, Sum
 from simplexity.supports import Everything, TopK, TopP
 
-Kernel = Callable[[Problem, Any, Tensor, Tensor], Tensor | None]
-"""(problem, solver, block maxima of its scores, uniform numbers `[...]`) -> tokens `[...]`, or None: not this one."""
+Kernel = Callable[[Problem, Any, Tensor, Pick], Tensor | None]
+"""(problem, solver, block maxima of its scores, what picks by mass) -> tokens `[...]`, or None: not this one."""
 
 CPU: dict[tuple[tuple[type, ...], type], Kernel] = {
     ((NegEntropy,), Everything): draw_entropic,
@@ -82,14 +83,14 @@ def log_q_fused(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | None:
     return None if small or not covers or problem.constraints else log_q_coverage(problem, solver, peaks)
 
 
-def draw_fused(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
+def draw_fused(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:
     """Tokens `[...]` of a problem on the CPU whose scores are known to be sound; None where no kernel serves."""
     if problem.scores.device.type != "cpu" or problem.constraints:
         return None
     kernel = CPU.get((_terms(problem), type(problem.support)))
     if kernel is None or problem.scores.shape[-1] < SMALL or problem.scores.numel() == 0:
         return None
-    return kernel(problem, solver, peaks, u)
+    return kernel(problem, solver, peaks, pick)
 
 
 def _terms(problem: Problem) -> tuple[type, ...]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
-from simplexity.draw import inverse_cdf
+from simplexity.draw import Pick
 from simplexity.narrow import Narrowed, crowded, narrow_above
 from simplexity.problem import Problem
 from simplexity.rows import exp_, power, total
@@ -69,13 +69,13 @@ class Task:
         return TopK(self.m).mask(columns.scores).double() if self.rule == "top-m" else 1.0
 
 
-def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
+def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:
     """Tokens `[...]`; see `Kernel`."""
     task = _task(problem, peaks)
     if task is None or solver is None:
-        return None if task is None else draw_optimum(task, u)
+        return None if task is None else draw_optimum(task, pick)
     climb = _climb(task, solver)
-    return None if climb is None else draw_steps(climb, u)
+    return None if climb is None else draw_steps(climb, pick)
 
 
 def log_q_coverage(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | None:
@@ -119,7 +119,7 @@ def _climb(task: Task, solver: Any) -> Climb | None:
     return Climb(task, solver.steps, solver.step)
 
 
-def draw_optimum(task: Task, u: Tensor) -> Tensor | None:
+def draw_optimum(task: Task, pick: Pick) -> Tensor | None:
     """The exact optimum, on the columns that weigh."""
     a = 1.0 / task.lam + task.slope
     floor = task.best + (task.rounding - task.pull) / a
@@ -133,7 +133,7 @@ def draw_optimum(task: Task, u: Tensor) -> Tensor | None:
     low = x.logsumexp(-1, keepdim=True)
     head = Head(x, gain, task.k, torch.zeros_like(low), low)
     _, q = newton(head, TOLERANCES[task.scores.dtype])
-    return columns.tokens(inverse_cdf(q, u))
+    return columns.tokens(pick(q))
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Climb:
         return e
 
 
-def draw_steps(climb: Climb, u: Tensor) -> Tensor | None:
+def draw_steps(climb: Climb, pick: Pick) -> Tensor | None:
     """Algorithm 1: on the columns that weigh after the first step, or, where those are many, on the felt ones."""
     task, levels, boost = climb.task, climb.levels, climb.boost
     if boost > STRONGEST:
@@ -193,11 +193,11 @@ def draw_steps(climb: Climb, u: Tensor) -> Tensor | None:
         columns = narrow_above(task.scores, floor, task.peaks)
         x = (columns.scores - task.best).double()
         mass = task.first_mass()
-        return columns.tokens(inverse_cdf(climb.run(x, task.weights(columns, x, mass), mass, None), u))
+        return columns.tokens(pick(climb.run(x, task.weights(columns, x, mass), mass, None)))
     if boost >= GENTLE:
         return None
     middle = solve_middle(climb)
-    return draw_wide(climb, u) if middle is None else middle[0].tokens(inverse_cdf(middle[1], u))
+    return draw_wide(climb, pick) if middle is None else middle[0].tokens(pick(middle[1]))
 
 
 def solve_middle(climb: Climb) -> tuple[Narrowed, Tensor] | None:
@@ -233,11 +233,11 @@ def solve_middle(climb: Climb) -> tuple[Narrowed, Tensor] | None:
     return columns, climb.run(x, task.weights(columns, x, mass), mass, tails)
 
 
-def draw_wide(climb: Climb, u: Tensor) -> Tensor:
+def draw_wide(climb: Climb, pick: Pick) -> Tensor:
     """Algorithm 1 on rows with mass everywhere."""
     last, head, exact, _ = solve_wide(climb)
     # a padded column repeats an id with nothing to add: first erase, then add
-    return inverse_cdf(head.add_(head.drop_(last), exact.to(last.dtype)), u)
+    return pick(head.add_(head.drop_(last), exact.to(last.dtype)))
 
 
 def solve_wide(climb: Climb, log: bool = False) -> tuple[Tensor, Narrowed, Tensor, Tensor]:

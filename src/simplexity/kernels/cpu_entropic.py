@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simplexity.anchor import AnchorKL
-from simplexity.draw import inverse_cdf
+from simplexity.draw import ByNumber, Pick
 from simplexity.problem import Problem
 from simplexity.regularisers import Sum
 from simplexity.rows import FLOORS, block_length, exp_, in_blocks
@@ -19,7 +19,7 @@ from simplexity.supports import CUT, TopP
 FEW = 512  # tokens that a loop in Python handles faster than torch
 
 
-def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Tensor | None:
+def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:
     """Tokens `[...]`; see `Kernel`."""
     omega, lam = problem.regulariser, problem.lam
     if solver is not None or isinstance(lam, Tensor) or lam == 0 or isinstance(omega, Sum):
@@ -30,17 +30,18 @@ def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, u: Tensor) -> Te
         lam = 1.0 / (1.0 / lam + 1.0 / omega.anchor.temperature)
     support = problem.support
     if isinstance(support, TopP) and _is(support.temperature, lam) and not _is(support.p, 1.0):
-        if problem.scores.numel() == problem.scores.shape[-1] and not isinstance(support.p, Tensor):
-            token = draw_one_nucleus(problem.scores.view(-1), peaks.view(-1), support.p, lam, u)
+        one = problem.scores.numel() == problem.scores.shape[-1]
+        if one and isinstance(pick, ByNumber) and not isinstance(support.p, Tensor):
+            token = draw_one_nucleus(problem.scores.view(-1), peaks.view(-1), support.p, lam, pick.u)
             if token is not None:
                 return token
         # the exponentials that tell the cut are those to draw from
         columns, kept, e = support.nucleus(problem.scores, peaks)
-        return columns.tokens(inverse_cdf(e.mul_(kept), u))
+        return columns.tokens(pick(e.mul_(kept)))
     support.check(problem.scores)
     columns = support.narrow(problem.scores, peaks)
     e = exp_(torch.sub(columns.scores, peaks.amax(-1, keepdim=True)).mul_(1.0 / lam))
-    return columns.tokens(inverse_cdf(e, u))
+    return columns.tokens(pick(e))
 
 
 def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Tensor) -> Tensor | None:
