@@ -298,9 +298,9 @@ def generate(
     if n < 1 or max_new_tokens < 1:
         raise ValueError(f"n and max_new_tokens must be at least 1, got {n} and {max_new_tokens}")
     length = input_ids.shape[1]
-    _check_room(model, length, max_new_tokens, "the")
+    check_room(model, length, max_new_tokens, "the")
     if other is not None:
-        _check_room(other.model, other.input_ids.shape[1], max_new_tokens, "the other model's")
+        check_room(other.model, other.input_ids.shape[1], max_new_tokens, "the other model's")
     record = Trace(int(trace)) if trace else None
     own = options.get("logits_processor") or ()
     beyond: dict[str, Any] = {"rewards": rewards, "masks": masks, "coupled": coupled}
@@ -341,7 +341,8 @@ def generate(
     return Generated(tokens, lengths, finished, seconds, sampling.settings, **measured)
 
 
-def _check_room(model: Any, length: int, new: int, whose: str) -> None:
+def check_room(model: Any, length: int, new: int, whose: str) -> None:
+    """Raise a ValueError where a prompt of this length and so many new tokens are more than the model reads."""
     context = getattr(model.config, "max_position_embeddings", None)
     if context is not None and length + new > context:
         raise ValueError(
