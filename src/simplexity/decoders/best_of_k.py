@@ -10,6 +10,7 @@ logits these steps mostly lower the temperature: at β = 0 they give exactly sof
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ Weights = Callable[[Tensor], Tensor]
 RANK_DEPTH = 32  # half-lives after which a rank weight, 2^-32, is taken as zero
 
 
+def weights_parameter() -> Any:
+    """The parameter `weights` of the decoders that cover."""
+    rules = ("probs", "top-m", "rank", "uniform", "frontier")
+    return parameter("probs", "what covering a token is worth", choices=rules, function=True)
+
+
+def m_parameter() -> Any:
+    """The parameter `m` of the decoders that cover."""
+    return parameter(8, "top-m: tokens with weight 1; rank: ranks in which it halves", at_least=1, whole=True)
+
+
 @dataclass(frozen=True)
 class BestOfK(Decoder, name="bok"):
     """Anchored to the model, with a reward for tokens that k draws would cover at least once."""
@@ -42,13 +54,8 @@ class BestOfK(Decoder, name="bok"):
     temperature: float | Tensor = temperature()
     steps: int = parameter(5, "steps of mirror ascent", at_least=0, whole=True)
     step: float | Tensor | None = parameter(None, "step size; 1, or the largest safe one if smaller", above=0)
-    weights: str | Weights = parameter(
-        "probs",
-        "what covering a token is worth",
-        choices=("probs", "top-m", "rank", "uniform", "frontier"),
-        function=True,
-    )
-    m: int = parameter(8, "top-m: tokens with weight 1; rank: ranks in which it halves", at_least=1, whole=True)
+    weights: str | Weights = weights_parameter()
+    m: int = m_parameter()
     scores: str = parameter("logits", "s: the logits, log p, or nothing", choices=("logits", "logprobs", "none"))
     solver: str = parameter("mirror", "mirror: J steps; exact: the optimum", choices=("mirror", "exact"))
 

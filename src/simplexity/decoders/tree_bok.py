@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simplexity.anchor import Anchor
 from simplexity.context import Context
-from simplexity.decoders.best_of_k import Weights, coverage
+from simplexity.decoders.best_of_k import Weights, coverage, m_parameter, weights_parameter
 from simplexity.decoding import Decoder
 from simplexity.parameters import parameter
 from simplexity.problem import Problem
@@ -36,13 +36,8 @@ class TreeBestOfK(Decoder, name="tree-bok"):
     beta: float | Tensor = parameter(1.0, "reward for coverage", at_least=0)
     alone: float | Tensor = parameter(1.0, "temperature where K = 1", above=0)
     together: float | Tensor | None = parameter(None, "temperature where K > 1; absent: as alone", above=0)
-    weights: str | Weights = parameter(
-        "probs",
-        "what covering a token is worth",
-        choices=("probs", "top-m", "rank", "uniform", "frontier"),
-        function=True,
-    )
-    m: int = parameter(8, "top-m: tokens with weight 1; rank: ranks in which it halves", at_least=1, whole=True)
+    weights: str | Weights = weights_parameter()
+    m: int = m_parameter()
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         k: int | Tensor = 1
