@@ -1,7 +1,4 @@
-"""Sixteen samples of each sum: the first, the vote, when it was decided, a sharper draw, and a search beside them.
-
-python examples/spend_samples.py
-"""
+"""Sixteen samples of each sum: the first, the vote, when it was decided, a sharper draw, and a search beside them."""
 
 import re
 
@@ -31,9 +28,10 @@ def replay(group):
 
 
 print("sum    first  vote  share  decided after  90% sure after  p^3 draw  beam  log p")
-for line, group, ids in zip(SUMS, samples(lm, found, K), inputs["input_ids"], strict=True):
+prompts = (inputs["input_ids"].unsqueeze(1), inputs["attention_mask"].unsqueeze(1))
+for line, group, ids, mask in zip(SUMS, samples(lm, found, K), *prompts, strict=True):
     whole, sharp = majority(group, number), power(group, alpha=3, seed=1).samples[0]
     exact, sure = (vote(replay(group), number, K, confidence=level) for level in (None, 0.9))
-    best = beam(lm.model, ids[None], beams=4, max_new_tokens=3, ends=lm.tokenizer.encode("\n"))
+    best = beam(lm.model, ids, 4, 3, lm.tokenizer.encode("\n"), mask)
     print(f"{line}  {number(group[0])!s:5}  {whole.answer!s:4}  {whole.share:5.0%}  {exact.cost.samples:13}", end="  ")
     print(f"{sure.cost.samples:14}  {number(sharp)!s:8}  {lm.text(best.tokens).strip():4}  {best.log_p:.2f}")

@@ -319,3 +319,12 @@ def test_the_same_text_as_transformers(smollm, prompt, limit, ended):
     assert found.log_p > greedy.log_p.sum().item() - 1e-3
     as_greedy = beam(smollm.model, ids, beams=2, max_new_tokens=6, lam=1e9, regulariser="greedy")
     assert list(as_greedy.tokens) == greedy.tokens[0, : len(as_greedy.tokens)].tolist()
+
+
+@pytest.mark.xdist_group("model")
+def test_padding_is_not_read(smollm):
+    both = smollm.encode(["2 + 2 =", "The quick brown fox jumps over the lazy dog and"], raw=True)
+    padded = beam(smollm.model, both["input_ids"][:1], 3, 4, attention_mask=both["attention_mask"][:1])
+    alone = beam(smollm.model, smollm.encode(["2 + 2 ="], raw=True)["input_ids"], 3, 4)
+    assert padded.tokens == alone.tokens
+    assert padded.log_p == pytest.approx(alone.log_p, abs=1e-3)

@@ -132,6 +132,14 @@ def test_every_decoder_draws_by_codes(spec):
         assert stats.chisquare(both[0][kept], both[1][kept] * both[0][kept].sum() / both[1][kept].sum()).pvalue > 1e-4
 
 
+def test_one_sample_alone_begins_as_in_its_group():
+    for size in (1, 3, 8):
+        codes = Codes.spread(-5, size)
+        alone = [Codes.at(-5, index, size) for index in range(size)]
+        assert torch.equal(torch.cat([one.code for one in alone]), codes.code)
+        assert torch.equal(torch.cat([one.seeds for one in alone]), codes.seeds)
+
+
 def test_what_does_not_fit_is_refused():
     codes = Codes.spread([1, 2], 3)
     with pytest.raises(ValueError, match="6 codes need as many rows"):

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from scipy import stats
 
-from simplexity import Context, Decoder, NegEntropy, Problem, decoder
+from simplexity import Codes, Context, Decoder, NegEntropy, Problem, decoder
 from simplexity.siblings import Siblings
 
 
@@ -83,10 +84,78 @@ def test_a_temperature_for_each_state():
         assert plan.lam.flatten().tolist() == [0.5, 1.5, 1.5]
 
 
+def test_a_lone_sample_that_is_sure():
+    # at K = 1 the slope's exponent K − 2 is below 0, and 1 − q is 0
+    mask = torch.arange(5) == 1
+    context = Context(siblings=torch.tensor([1, 2]), mask=mask.expand(2, 5))
+    tokens, status = decoder("tree-bok").sample(torch.randn(2, 5), seeds=[1, 2], context=context, validate=False)
+    assert tokens.tolist() == [1, 1]
+    assert status.tolist() == [0, 0]
+    for top in (20.0, 60.0, 500.0):
+        s, alone = torch.tensor([[top, 0.0, 1.0]]).double(), Context(siblings=torch.tensor([1]))
+        for spec in ("tree-bok", "tree-bok:alone=0.3,beta=9"):
+            q, status = decoder(spec).distribution(s, alone, validate=False)
+            assert status.item() == 0
+            torch.testing.assert_close(q, decoder(spec).distribution(s, alone), atol=1e-12, rtol=0)
+
+
+def test_what_is_not_found_is_not_drawn_from():
+    from simplexity.problem import Status
+
+    @dataclass(frozen=True)
+    class Lost(Decoder):
+        name = "lost"
+
+        def problem(self, scores, context=None):
+            return Problem(scores, NegEntropy(), lam=torch.full_like(scores[..., :1], torch.nan))
+
+    tokens, status = Lost().sample(torch.randn(2, 5), seeds=[1, 2], validate=False)
+    assert tokens.tolist() == [-1, -1]
+    assert all(value in (Status.UNSOLVED, Status.PARAMETER) for value in status.tolist())
+
+
+def test_numbers_keep_their_digits():
+    s, context = rows(1)[0], Context(siblings=torch.tensor(3))
+    whole = decoder("tree-bok:beta=5,alone=0.7").distribution(s, context)
+    torch.testing.assert_close(
+        decoder("tree-bok:beta=5,alone=0.7,together=0.7").distribution(s, context), whole, atol=1e-14, rtol=0
+    )
+    same = decoder(f"bok:solver=exact,scores=none,lam=1,temperature=0.7,k=3,beta={5 / 3!r}").distribution(s)
+    torch.testing.assert_close(same, whole, atol=1e-12, rtol=0)
+
+
+def test_coupled_siblings_draw_from_their_q():
+    """Two steps, groups of two: q of the second depends on whether the two stayed together."""
+    groups, d = 20_000, decoder("tree-bok:beta=0,alone=1,together=0.25")
+    first, second = torch.tensor([0.6, 0.4]).log(), torch.tensor([0.2, 0.6, 0.2]).log()
+    codes, siblings = Codes.spread(torch.arange(groups), 2), Siblings(2 * groups, 2)
+    before = []
+    for step, scores in enumerate((first, second)):
+        before.append(siblings.count)
+        codes.respread(siblings)
+        tokens = d.sample(scores.expand(2 * groups, -1), codes=codes, context=Context(siblings=siblings.count))
+        for k in (1, 2) if step else (2,):
+            q = d.distribution(scores.double(), Context(siblings=torch.tensor(k)))
+            for index in (0, 1):
+                own = tokens.view(-1, 2)[:, index][before[step].view(-1, 2)[:, index] == k]
+                seen = torch.bincount(own, minlength=len(q)).double()
+                assert stats.chisquare(seen, q / q.sum() * len(own)).pvalue > 1e-4, (step, k, index)
+        if step == 0:
+            apart = (tokens.view(-1, 2)[:, 0] != tokens.view(-1, 2)[:, 1]).double().mean().item()
+        siblings.follow(tokens)
+    q = d.distribution(first.double(), Context(siblings=torch.tensor(2)))
+    assert apart == pytest.approx(2 * q.min().item(), abs=0.01)  # evenly spread; independent ones: 2·q₀·q₁
+
+
 @pytest.mark.parametrize("siblings", [torch.tensor([1.0, 2.0]), torch.tensor([1, 2, 3])])
 def test_siblings_that_do_not_fit_are_refused(siblings):
     with pytest.raises(ValueError, match=r"context\.siblings must be whole numbers \[2\]"):
         decoder("tree-bok").distribution(torch.zeros(2, 5), Context(siblings=siblings))
+
+
+def test_a_row_has_at_least_itself():
+    with pytest.raises(ValueError, match="must be at least 1"):
+        decoder("tree-bok").distribution(torch.zeros(2, 5), Context(siblings=torch.tensor([0, 1])))
 
 
 @dataclass(frozen=True)

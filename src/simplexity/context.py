@@ -56,7 +56,10 @@ class Context:
                 f"context.siblings must be whole numbers {list(scores.shape[:-1])}, "
                 f"got {self.siblings.dtype} {list(self.siblings.shape)}"
             )
-        return self.siblings.to(scores.device).expand(scores.shape[:-1]).unsqueeze(-1)
+        if self.siblings.device.type == "cpu" and self.siblings.numel() and int(self.siblings.min()) < 1:
+            raise ValueError("context.siblings must be at least 1: a row shares its text with itself")
+        # a GPU's numbers are not read
+        return self.siblings.to(scores.device).clamp_min(1).expand(scores.shape[:-1]).unsqueeze(-1)
 
     def like(self, name: str, scores: Tensor) -> Tensor | None:
         """A field `[..., V]` in the dtype and on the device of the scores."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.draw import GRAIN, Seeds, as_seeds, derive_seeds, locate, uniform
+from simplexity.draw import GRAIN, Seeds, as_seeds, derive_seeds, derived_seed, locate, uniform
+from simplexity.siblings import Siblings
 
-SHARED, OWN = 1, 2  # streams of random numbers beside that of plain draws
+SHARED, OWN, NODE = 1, 2, 4  # streams of random numbers beside that of plain draws
 
 
 @dataclass
@@ -47,6 +48,23 @@ class Codes:
         shared = uniform(groups, 0, SHARED).unsqueeze(-1)
         places = torch.arange(size, device=groups.device, dtype=torch.float64) / size
         return cls(((shared + places) % 1.0).flatten(), derive_seeds(groups, size))
+
+    @classmethod
+    def at(cls, group: int, index: int, size: int) -> Codes:
+        """That of one sample alone, the same as in `spread`."""
+        seed = as_seeds([group], torch.Size([1]), torch.device("cpu"))
+        place = torch.tensor([index])
+        return cls((uniform(seed, 0, SHARED) + place.double() / size) % 1.0, derived_seed(seed, place))
+
+    def respread(self, siblings: Siblings) -> None:
+        """New codes, evenly spread over the samples that share a text; for decoders that look at how many do.
+
+        Whether samples stay together is decided by their codes, so that what is left of a code is no longer uniform
+        for whoever knows that. A new number for each text and step is, and each token is an exact draw from its q.
+        """
+        first, rank = siblings.places()
+        seeds = self.seeds.view(-1, siblings.size).gather(-1, first).flatten()
+        self.code = (uniform(seeds, self.step, NODE) + rank.flatten() / siblings.count) % 1.0
 
     def draw(self, q: Tensor) -> Tensor:
         """One token per row of q `[rows, n]`, int64 `[rows]`; the codes move on."""

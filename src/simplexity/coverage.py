@@ -48,7 +48,8 @@ def log_inverse(t: Tensor, gain: float | Tensor, k: int | Tensor, reads: bool = 
     for _ in range(NEWTON_STEPS):
         q = torch.exp(y)
         short = (1.0 - q).clamp_min(0.0)
-        slope = power(short, k - 2) if isinstance(k, Tensor) or k >= 2 else torch.zeros_like(q)
+        lower = (k - 2).clamp_min(0) if isinstance(k, Tensor) else max(k - 2, 0)  # at K = 1 its factor is 0
+        slope = power(short, lower)
         residual = y - gain * power(short, k - 1) - t
         better = y - residual / (1.0 + gain * (k - 1.0) * slope * q)
         better = torch.minimum(torch.maximum(better, t), above)

@@ -67,7 +67,7 @@ class Decoder(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     """The fields of the context that the problem cannot be posed without: other, rewards."""
     uses: ClassVar[tuple[str, ...]] = ()
-    """Those of them that it looks at where they are given."""
+    """Those that it looks at where they are given: other, siblings."""
 
     entropy: float | Tensor | None = _target("solve for the temperature that gives q this entropy, in nats")
     effective_temperature: float | Tensor | None = _target(
@@ -131,7 +131,7 @@ class Decoder(ABC):
 
     @classmethod
     def reads(cls, name: str) -> bool:
-        """Whether the problem depends on a field of the context: other, rewards."""
+        """Whether the problem depends on a field of the context: other, rewards, siblings."""
         return name in cls.needs or name in cls.uses
 
     def method(self, problem: Problem) -> Solver | None:
@@ -312,6 +312,8 @@ class Decoder(ABC):
         if status is None or solution.status is None:
             return solution
         status = torch.where(status == 0, solution.status, status)
+        found = solution.q.amax(-1) > 0  # a NaN is not
+        status = torch.where((status == 0) & ~found, Status.UNSOLVED, status).to(torch.int8)
         return replace(solution, q=solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), status=status)
 
     def _posed(self, scores: Tensor, context: Context | None, validate: bool) -> Posed:

@@ -151,8 +151,12 @@ def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:
 
 def derive_seeds(seeds: Tensor, n: int) -> Tensor:
     """n further seeds for each one, int64 `[rows] -> [rows·n]`, those of a row side by side."""
-    index = torch.arange(n, device=seeds.device) * GOLDEN
-    return _mix(_mix(seeds + GOLDEN).unsqueeze(-1) + index).flatten()
+    return derived_seed(seeds.unsqueeze(-1), torch.arange(n, device=seeds.device)).flatten()
+
+
+def derived_seed(seeds: Tensor, index: Tensor) -> Tensor:
+    """One of the seeds that `derive_seeds` gives, int64 `[...]`."""
+    return _mix(_mix(seeds + GOLDEN) + index * GOLDEN)
 
 
 def uniform(seeds: Tensor, step: int | Tensor = 0, stream: int = 0) -> Tensor:

@@ -30,3 +30,8 @@ class Siblings:
     def count(self) -> Tensor:
         """How many samples of the row's group share its text, itself included, int64 `[rows]`."""
         return self.same.sum(-1).flatten()
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """(the first sample of the group that shares a row's text; how many before the row do), `[groups, size]`."""
+        before = torch.ones_like(self.same[0]).tril(-1)
+        return self.same.int().argmax(-1), (self.same & before).sum(-1)

@@ -45,8 +45,10 @@ class TreeBestOfK(Decoder, name="tree-bok"):
         if context is not None and (siblings := context.siblings_like(scores)) is not None:
             k = siblings
             if self.together is not None:
-                temperature = torch.where(k == 1, self.alone, self.together).to(scores.dtype)
+                alone = torch.zeros_like(scores[..., :1]) + self.alone
+                temperature = torch.where(k == 1, alone, torch.zeros_like(alone) + self.together)
         omega: Regulariser = NegEntropy()
         if not (is_number(self.beta) and self.beta == 0):
-            omega = omega + (self.beta / k) * coverage(k, self.weights, self.m, Anchor(scores, temperature))
+            share = self.beta / (k.to(scores.dtype) if isinstance(k, Tensor) else k)
+            omega = omega + share * coverage(k, self.weights, self.m, Anchor(scores, temperature))
         return Problem(scores, omega, lam=temperature, sound=not callable(self.weights))

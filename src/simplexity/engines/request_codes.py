@@ -47,10 +47,11 @@ def place_of(given: Mapping[str, Any]) -> tuple[int, int, int] | None:
 
 def request_code(place: tuple[int, int, int], device: torch.device) -> RequestCode:
     """The code with which a sample begins, the same as in `Codes.spread`."""
-    group, index, size = place
-    codes = Codes.spread(group, size)
-    code, seed = codes.code[index].to(device), codes.seeds[index].to(device)
-    return RequestCode(seed, code, code, torch.tensor(-1, device=device))
+    codes = Codes.at(*place)
+    # filled on the device: a copy from the host would wait for it
+    code = torch.full((), codes.code.item(), dtype=torch.float64, device=device)
+    seed = torch.full((), int(codes.seeds.item()), dtype=torch.int64, device=device)
+    return RequestCode(seed, code, code, torch.full((), -1, dtype=torch.int64, device=device))
 
 
 class Drawing:

@@ -100,7 +100,7 @@ class DecoderProcessor(LogitsProcessor):
         if self.start is None or length not in (self.start, self.last + 1):
             self.start = length  # a new text begins
         self.last, step = length, length - self.start
-        if self.codes is not None and self.codes.step != step:
+        if self.codes is not None and (isinstance(self.codes.step, Tensor) or self.codes.step != step):
             raise ValueError(f"these codes have drawn {self.codes.step} tokens, not {step}: each text needs its own")
         seeds = None if self.seeds is None else as_seeds(_listed(self.seeds), scores.shape[:-1], scores.device)
         written = input_ids[:, self.start :]
@@ -113,6 +113,8 @@ class DecoderProcessor(LogitsProcessor):
             tokens = torch.cat([input_ids[:, : self.start].masked_fill(self.padding, -1), written], 1)
         context = Context(tokens, step, seeds, self._siblings(written), other, rewards, mask)
         if self.codes is not None:
+            if self.siblings is not None:
+                self.codes.respread(self.siblings)
             tokens = self.decoder.sample(scores, step=step, context=context, codes=self.codes)
         elif self.mode:
             tokens = self.decoder.mode(scores, context=context)

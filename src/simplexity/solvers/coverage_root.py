@@ -134,9 +134,8 @@ def search(head: Head, reads: bool) -> tuple[Tensor, Tensor]:
     right = eta
     for _ in range(SWEEPS):
         q = torch.exp(log_inverse(a - eta, gain, k, reads))
-        bend = (
-            gain * (k - 1.0) * q * power((1.0 - q).clamp_min_(0.0), (k - 2) if isinstance(k, Tensor) else max(k - 2, 0))
-        )
+        lower = (k - 2).clamp_min(0) if isinstance(k, Tensor) else max(k - 2, 0)
+        bend = gain * (k - 1.0) * q * power((1.0 - q).clamp_min_(0.0), lower)
         outside = rest * torch.exp(low - eta)
         mass = q.sum(-1, keepdim=True) + outside
         error = mass.log()

@@ -108,12 +108,14 @@ def beam(
     beams: int = 4,
     max_new_tokens: int = 128,
     ends: Sequence[int] | None = None,
+    attention_mask: Tensor | None = None,
     **objective: Any,
 ) -> Searched:
     """Beam search with a causal language model of transformers, from one prompt `[1, length]`.
 
     The model reads the prompt once and each token of each beam once; its cache follows the beams. `ends` are those of
-    the model's generation_config unless given; `objective` is lam, regulariser, length and term of `beam_search`.
+    the model's generation_config unless given; `attention_mask` is 0 where the prompt is padded; `objective` is lam,
+    regulariser, length and term of `beam_search`.
     """
     from simplexity.engines.other_model import OtherModel, Reading
     from simplexity.engines.transformers import check_room
@@ -124,7 +126,7 @@ def beam(
     if ends is None:
         own = model.generation_config.eos_token_id
         ends = [] if own is None else own if isinstance(own, list) else [own]
-    reading = Reading(OtherModel(model, input_ids), 1)
+    reading = Reading(OtherModel(model, input_ids, attention_mask), 1)
 
     def step(tokens: Tensor, parents: Tensor) -> Tensor:
         # a cache left as it is grows in place
