@@ -73,6 +73,15 @@ def test_alone_it_commits_and_together_it_spreads():
     assert together[1:3].sum() > p[1:3].sum()
 
 
+@pytest.mark.parametrize("beta", [400, 1000, 3000, 1e5])
+@pytest.mark.parametrize("k", [2, 8])
+def test_however_strong_the_reward(beta, k):
+    s = 3 * torch.randn(6, 7, generator=torch.Generator().manual_seed(0)).double()
+    for spec in (f"tree-bok:beta={beta}", f"bok:solver=exact,scores=none,lam=1,k={k},beta={beta / k}"):
+        gap = decoder(spec).certify(s, Context(siblings=torch.full((6,), k))).gap
+        assert bool((gap < 1e-9 * beta).all())
+
+
 def test_a_temperature_for_each_state():
     s, d = rows(3), decoder("tree-bok:beta=0,alone=0.5,together=1.5")
     q = d.distribution(s, Context(siblings=torch.tensor([1, 2, 7])))

@@ -116,7 +116,8 @@ def newton(head: Head, tolerance: float = 2e-14) -> tuple[Tensor, Tensor]:
         delta = (mass + drift) / (share.sum(-1, keepdim=True) + outside)
         eta = eta + delta
         y = (y + (residual - delta) * (share / q)).clamp_(LEAST, 0.0)
-    lost = ~(off <= 10 * tolerance)
+    # where coverage adds more to log q than it may span, a token pinned at its least looks as if it had arrived
+    lost = ~(off <= 10 * tolerance) | (gain.amax(-1, keepdim=True) > -LEAST / 2)
     if bool(lost.any()):
         safe_eta, safe_q = search(head, True)
         return torch.where(lost, safe_eta, eta), torch.where(lost, safe_q, torch.exp(y))
