@@ -11,10 +11,11 @@ import torch
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from simplexity import Context, decoder  # noqa: E402
+from simplexity import Codes, Context, decoder  # noqa: E402
 from simplexity.draw import uniform  # noqa: E402
 from simplexity.kernels import gpu, log_q_on_gpu  # noqa: E402
 from simplexity.kernels.plans import plan_for  # noqa: E402
+from simplexity.siblings import Siblings  # noqa: E402
 
 # the interpreter computes with numpy, which remarks on log 0 and inf − inf
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -287,6 +288,26 @@ class TestOnTheGPU:
             tokens.zero_()
             graph.replay()
             assert torch.equal(tokens, expected)
+
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+    @pytest.mark.parametrize("spec", ["softmax", "bok", "bok:solver=exact", "tree-bok:beta=4", "capped:cap=0.5"])
+    def test_coupled_draws_do_not_wait(self, spec):
+        x, chosen = awkward(32_003)[:4], decoder(spec)
+        siblings = Siblings(4, 4, "cuda")
+        codes, same = Codes.spread(7, 4, "cuda"), Codes.spread(7, 4)
+        on_device, context = x.cuda(), Context(siblings=siblings.count)
+        chosen.sample(on_device, context=context, codes=Codes.spread(7, 4, "cuda"), validate=False)  # compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            codes.respread(siblings)
+            tokens, status = chosen.sample(on_device, context=context, codes=codes, validate=False)
+            siblings.follow(tokens)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert not status.any()
+        same.respread(Siblings(4, 4))
+        expected = chosen.sample(x, context=Context(siblings=torch.full((4,), 4)), codes=same)
+        assert torch.equal(tokens.cpu(), expected)
 
     def test_extra_memory(self):
         for batch, limit in ((1, 256 << 10), (32, 0.02 * 4 * 32 * 151_936)):
