@@ -121,8 +121,9 @@ class Decoder(ABC):
     def parameters(cls) -> list[Any]:
         """The dataclass fields a user can set; targets only where there is a temperature to solve for."""
         own = [f for f in fields(cls) if f.init]
+        own = [f for f in own if not f.kw_only] + [f for f in own if f.kw_only]  # what all decoders take comes last
         if any(f.name == "temperature" for f in own):
-            return [f for f in own if not f.kw_only] + [f for f in own if f.kw_only]
+            return own
         return [f for f in own if f.name not in ("entropy", "effective_temperature")]
 
     @abstractmethod
