@@ -31,10 +31,10 @@ class Trace:
     def add(self, decoder: Decoder, scores: Tensor, context: Context, tokens: Tensor) -> None:
         """What the decoder's q and the model's p say of the tokens drawn."""
         start = time.perf_counter()
-        q, chosen = decoder.distribution(scores, context), tokens.unsqueeze(-1)
-        scores = scores.to(q.dtype)
-        entropy = measures.entropy(q)
-        self.log_q.append(q.gather(-1, chosen).squeeze(-1).log())
+        log_q, _ = decoder.log_distribution(scores, context)
+        chosen, scores = tokens.unsqueeze(-1), scores.to(log_q.dtype)
+        self.log_q.append(log_q.gather(-1, chosen).squeeze(-1))
+        entropy = measures.entropy(log_q.exp_())
         self.log_p.append((scores.gather(-1, chosen) - scores.logsumexp(-1, keepdim=True)).squeeze(-1))
         self.entropy.append(entropy)
         self.effective_temperature.append(measures.effective_temperature(scores, entropy))

@@ -37,6 +37,10 @@ Coupled = Annotated[
 Tokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="tokens of an answer [default: the task's, 3072]")
 ]
+Every = Annotated[
+    int | None,
+    typer.Option(min=1, help="tokens between two looks at q's entropy and temperature [default: 4, on a GPU 32]"),
+]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same samples")]
 Allow = Annotated[bool, typer.Option("--allow-code-execution", help="run the programs the model writes, in a sandbox")]
 Ray = Annotated[str | None, typer.Option(help="spread over a Ray cluster: its address, auto, or local")]
@@ -57,6 +61,7 @@ def evaluate_command(
     data: Data = None,
     batch: Batch = None,
     max_tokens: Tokens = None,
+    every: Every = None,
     controls: Controls = True,
     allow_code_execution: Allow = False,
     raw: RawOption = False,
@@ -70,7 +75,7 @@ def evaluate_command(
     plan = RunPlan(
         model, name, tuple(at_temperatures(list(specs or ["softmax"]), temperatures or [])), n, seed, limit,
         None if data is None else str(data), _batch(batch, n, device), max_tokens or chosen.max_new_tokens, raw, dtype,
-        controls, coupled=tuple(coupled or [1]),
+        controls, _every(every, device), tuple(coupled or [1]),
     )  # fmt: skip
     _go(plan, chosen, out, device, ray)
 
@@ -86,6 +91,7 @@ def reproduce_command(
     data: Annotated[list[str] | None, typer.Option(help="task=file, for questions that are not from the hub")] = None,
     batch: Batch = None,
     max_tokens: Tokens = None,
+    every: Every = None,
     controls: Controls = True,
     allow_code_execution: Allow = False,
     model: ModelOption = None,
@@ -105,7 +111,8 @@ def reproduce_command(
         chosen = _task(name, allow_code_execution)
         plan = RunPlan(
             model or preset.model, name, preset.decoders, n, seed, limit, files.get(name), _batch(batch, n, device),
-            max_tokens or chosen.max_new_tokens, dtype=dtype, controls=controls, coupled=tuple(coupled or [1]),
+            max_tokens or chosen.max_new_tokens, dtype=dtype, controls=controls, every=_every(every, device),
+            coupled=tuple(coupled or [1]),
         )  # fmt: skip
         print(f"{name}: {preset.title}")
         _go(plan, chosen, out / name, device, ray)
@@ -132,10 +139,17 @@ def _task(name: str, allow_code_execution: bool) -> Task:
 
 
 def _batch(batch: int | None, n: int, device: str | None) -> int:
+    return max(128 if _on_gpu(device) else 32, n) if batch is None else batch
+
+
+def _every(every: int | None, device: str | None) -> int:
+    return every or (32 if _on_gpu(device) else 4)
+
+
+def _on_gpu(device: str | None) -> bool:
     import torch
 
-    usual = 128 if device != "cpu" and torch.cuda.is_available() else 32
-    return max(usual, n) if batch is None else batch
+    return device != "cpu" and torch.cuda.is_available()
 
 
 def _pair(entry: str, tasks: tuple[str, ...]) -> tuple[str, str]:

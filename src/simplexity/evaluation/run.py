@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -66,22 +67,31 @@ def evaluate(
     progress = progress or Progress()
     questions = task.load(None if plan.data is None else Path(plan.data), plan.limit)
     times, made = Breakdown(), None
-    with Ledger(folder, plan, fingerprint(questions), about()) as ledger, task.grader() as grader:
-        for arm in arms(plan, ledger):
+    with (
+        Ledger(folder, plan, fingerprint(questions), about()) as ledger,
+        task.grader() as grader,
+        Grading(ledger, grader, times, progress) as grading,
+    ):
+        for arm in arms(plan, ledger, grading.wait):
             done = ledger.done()
             todo = [w for w in batches(plan, arm, questions) if (arm, w.number) not in done]
             progress.planned(str(arm), math.ceil(len(questions) / (plan.batch // plan.n)) - len(todo), len(todo))
             if todo:
                 made = made or writer()  # a finished run needs no model
-                _run(made, todo, ledger, grader, times, progress)
+                for work, written in made.write_all(todo):
+                    grading.add(work, written)
     return times
 
 
-def arms(plan: RunPlan, ledger: Ledger) -> Iterator[Arm]:
-    """Those asked for, then a softmax of the same mean effective temperature and coupling for each that sharpens."""
+def arms(plan: RunPlan, ledger: Ledger, wait: Callable[[], None] = lambda: None) -> Iterator[Arm]:
+    """Those asked for, then a softmax of the same mean effective temperature and coupling for each that sharpens.
+
+    How sharp they are is known when their records are there: `wait` returns then.
+    """
     yield from plan.arms
     if not plan.controls:
         return
+    wait()
     named = set(plan.arms)
     for arm in plan.arms:
         control = control_of(arm, ledger.records)
@@ -108,28 +118,43 @@ def mean_temperature(records: Sequence[Record]) -> float | None:
     return sum(tau * tokens for tau, tokens in taus) / sum(tokens for _, tokens in taus) if taus else None
 
 
-def _run(
-    writer: Writer, todo: list[Work], ledger: Ledger, grader: Grader, times: Breakdown, progress: Progress
-) -> None:
-    def keep(work: Work, written: Written) -> None:
-        ledger.append(work, graded(work, written, grader))
-        progress.finished(str(work.arm), len(written.texts))
+class Grading:
+    """Grades batches in their order while the model writes on, and puts them on disk as soon as they are graded."""
 
-    with ThreadPoolExecutor(1) as pool:
-        pending: Future[None] | None = None
-        for work, written in writer.write_all(todo):
-            times.forward += written.forward
-            times.looking += written.looking
-            times.writing += written.seconds
-            if pending is not None:
-                start = time.perf_counter()
-                pending.result()
-                times.waiting += time.perf_counter() - start
-            pending = pool.submit(keep, work, written)
-        if pending is not None:
-            start = time.perf_counter()
-            pending.result()
-            times.waiting += time.perf_counter() - start
+    def __init__(self, ledger: Ledger, grader: Grader, times: Breakdown, progress: Progress) -> None:
+        self.ledger, self.grader, self.times, self.progress = ledger, grader, times, progress
+        self.pool = ThreadPoolExecutor(1)
+        self.pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self.pool.shutdown(cancel_futures=True)
+
+    def add(self, work: Work, written: Written) -> None:
+        """One more batch; what went wrong with an earlier one is raised here."""
+        self.times.forward += written.forward
+        self.times.looking += written.looking
+        self.times.writing += written.seconds
+        while self.pending and self.pending[0].done():
+            self.pending.popleft().result()
+        self.pending.append(self.pool.submit(self._keep, work, written))
+
+    def wait(self) -> None:
+        """Return when everything is graded."""
+        start = time.perf_counter()
+        while self.pending:
+            self.pending.popleft().result()
+        self.times.waiting += time.perf_counter() - start
+
+    def _keep(self, work: Work, written: Written) -> None:
+        self.ledger.append(work, graded(work, written, self.grader))
+        self.progress.finished(str(work.arm), len(written.texts))
 
 
 def graded(work: Work, written: Written, grader: Grader) -> list[Record]:

@@ -1,47 +1,23 @@
-"""Who writes the texts: a model of transformers, a batch at a time, with the seconds its forward passes took."""
+"""Who writes the texts: a model of transformers, a batch at a time, with the seconds its forward passes took.
+
+On a GPU the rows of a batch are written by `ManyRows`, where it knows the model; otherwise by `generate`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from simplexity.draw import derive_seeds
+from simplexity.engines.clock import Clock
+from simplexity.engines.many_rows import ManyRows, serves
 from simplexity.engines.transformers import Generated, generate
 from simplexity.evaluation.plan import RunPlan, Work, seed_of
 from simplexity.evaluation.written import Text, Written
 from simplexity.models import LanguageModel, load_model
-
-
-class Clock:
-    """Seconds spent in a model's forward passes; on a GPU told by events, so that nothing waits for them."""
-
-    def __init__(self, model: Any) -> None:
-        self.cuda = model.device.type == "cuda"
-        self.marks: list[tuple[Any, Any]] = []
-        self.hooks = [
-            model.register_forward_pre_hook(lambda *_: self.marks.append((self.now(), None))),
-            model.register_forward_hook(lambda *_: self.marks.append((self.marks.pop()[0], self.now()))),
-        ]
-
-    def now(self) -> Any:
-        """A moment."""
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def stop(self) -> float:
-        """The seconds so far; the clock is taken off the model."""
-        for hook in self.hooks:
-            hook.remove()
-        if self.cuda:
-            torch.cuda.synchronize()
-            return sum(start.elapsed_time(end) for start, end in self.marks) / 1e3
-        return sum(end - start for start, end in self.marks)
 
 
 class TransformersWriter:
@@ -50,6 +26,7 @@ class TransformersWriter:
     def __init__(self, plan: RunPlan, system: str | None, device: str | None = None) -> None:
         self.plan, self.system = plan, system
         self.language_model: LanguageModel = load_model(plan.model, device, plan.dtype)
+        self.many: ManyRows | None = None
 
     def write_all(self, works: Iterable[Work]) -> Iterator[tuple[Work, Written]]:
         """Every batch in turn."""
@@ -68,27 +45,54 @@ class TransformersWriter:
             together = work.arm.coupled
             seeds = derive_seeds(seeds, plan.n // together)
             own = seeds.repeat_interleave(together)
-        # `generate` couples what it draws for one prompt and one seed: the prompt stands there once for each group
+        # the samples of one prompt and one seed are coupled: the prompt stands there once for each group
         inputs = {name: table.repeat_interleave(plan.n // together, 0) for name, table in inputs.items()}
-        clock, start = Clock(model.model), time.perf_counter()
-        try:
-            with torch.inference_mode():
-                found = generate(
-                    model.model,
-                    inputs["input_ids"],
-                    work.arm.decoder,
-                    attention_mask=inputs["attention_mask"],
-                    n=together,
-                    max_new_tokens=limit,
-                    seeds=seeds,
-                    trace=plan.every,
-                    coupled=coupled,
-                )
-        finally:
-            forward = clock.stop()
+        write = self._write_many if model.model.device.type == "cuda" and serves(model.model) else self._generate
+        start = time.perf_counter()
+        with torch.inference_mode():
+            found, forward = write(inputs, work.arm.decoder, together, limit, seeds, coupled)
         seconds = time.perf_counter() - start
-        texts = self._texts(found, own.tolist())
-        return Written(texts, seconds, forward, seconds - found.seconds)
+        return Written(self._texts(found, own.tolist()), seconds, forward, seconds - found.seconds)
+
+    def _generate(
+        self, inputs: dict[str, Tensor], decoder: str, n: int, limit: int, seeds: Tensor, coupled: bool
+    ) -> tuple[Generated, float]:
+        """(texts, seconds in the model), by transformers' own loop."""
+        model = self.language_model.model
+        clock = Clock(model.device)
+        hooks = [
+            model.register_forward_pre_hook(lambda *_: clock.start()),
+            model.register_forward_hook(lambda *_: clock.stop()),
+        ]
+        try:
+            found = generate(
+                model,
+                inputs["input_ids"],
+                decoder,
+                attention_mask=inputs["attention_mask"],
+                n=n,
+                max_new_tokens=limit,
+                seeds=seeds,
+                trace=self.plan.every,
+                coupled=coupled,
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found, clock.seconds()
+
+    def _write_many(
+        self, inputs: dict[str, Tensor], decoder: str, n: int, limit: int, seeds: Tensor, coupled: bool
+    ) -> tuple[Generated, float]:
+        """(texts, seconds in the model), all rows at once from CUDA graphs."""
+        model, table = self.language_model, inputs["attention_mask"].bool()
+        prompts = [row[own].tolist() for row, own in zip(inputs["input_ids"].cpu(), table.cpu(), strict=True)]
+        rows, length = len(prompts) * n, table.shape[1] + limit
+        if self.many is None or self.many.room < rows or self.many.length < length:
+            self.many = None  # its memory first
+            self.many = ManyRows(model.model, rows, length)
+        found = self.many.generate(prompts, decoder, n, limit, seeds, model.ends, self.plan.every, coupled)
+        return found, self.many.clock.seconds()
 
     def _texts(self, found: Generated, seeds: list[int]) -> list[Text]:
         assert found.entropy is not None

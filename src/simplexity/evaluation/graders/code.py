@@ -48,6 +48,7 @@ class CodeGrader:
         self.limits = limits
         self.workers = workers or os.cpu_count() or 1
         self._pool: ThreadPoolExecutor | None = None
+        self._known: dict[str, Outcome] = {}
 
     def __enter__(self) -> Self:
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
@@ -59,7 +60,7 @@ class CodeGrader:
             self._pool = None
 
     def grade(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
-        """One grade for each (question, text), in their order; equal programs run once."""
+        """One grade for each (question, text), in their order; equal programs run once, also over several calls."""
         if self._pool is None:
             raise RuntimeError("a CodeGrader grades inside its with block")
         programs = [program(question.reference, text) for question, text in pairs]
@@ -69,10 +70,10 @@ class CodeGrader:
             None if answer is None else with_tests(source, question.reference)
             for (question, _), source, answer in zip(pairs, programs, answers, strict=True)
         ]
-        unique = list(dict.fromkeys(source for source in tested if source is not None))
-        outcomes = dict(zip(unique, self._pool.map(self._run, unique), strict=True))
+        new = list(dict.fromkeys(source for source in tested if source is not None and source not in self._known))
+        self._known.update(zip(new, self._pool.map(self._run, new), strict=True))
         return [
-            _unreadable(source) if whole is None else _grade(outcomes[whole], answer)
+            _unreadable(source) if whole is None else _grade(self._known[whole], answer)
             for source, answer, whole in zip(programs, answers, tested, strict=True)
         ]
 

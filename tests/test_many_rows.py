@@ -1,0 +1,84 @@
+"""Thousands of rows at once: the same texts as transformers' own loop, whatever leaves the batch early."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("triton")
+
+from simplexity.engines.many_rows import LOOK, ManyRows, serves
+from simplexity.engines.transformers import generate
+from simplexity.models import load_model
+
+GPU = torch.cuda.is_available()
+SPECS = [("softmax", False), ("top-p:p=0.9,temperature=0.5", True), ("tree-bok:beta=4,alone=0.3,together=0.8", True)]
+
+
+@pytest.fixture(scope="module")
+def small():
+    found = load_model(None, "cpu")
+    found.model.double()  # coupled draws magnify the rounding of earlier steps, which is another one here
+    return found
+
+
+@pytest.mark.parametrize(("spec", "coupled"), SPECS)
+def test_texts_are_those_of_generate(monkeypatch, small, spec, coupled):
+    asked = ["Name three colours.", "What is 2+2? One word.", "Say hello."]
+    inputs, seeds, limit = small.encode(asked), torch.tensor([11, 12, 13]), 3 * LOOK
+    small.model.set_attn_implementation("sdpa")
+    expected = generate(
+        small.model, inputs["input_ids"], spec, attention_mask=inputs["attention_mask"], n=4, max_new_tokens=limit,
+        seeds=seeds, trace=4, coupled=coupled,
+    )  # fmt: skip
+    prompts = [row[own.bool()].tolist() for row, own in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+    many = ManyRows(small.model, 13, max(map(len, prompts)) + limit)
+    step = many._forward
+    monkeypatch.setattr(many, "_forward", lambda size: step(size).float())  # as transformers rounds them
+    for _ in range(2):  # what the first texts left behind does not matter
+        with torch.inference_mode():
+            found = many.generate(prompts, spec, 4, limit, seeds, small.ends, every=4, coupled=coupled)
+        assert found.lengths.tolist() == expected.lengths.tolist()
+        assert found.finished.tolist() == expected.finished.tolist()
+        for own, theirs, length in zip(found.tokens, expected.tokens, found.lengths.tolist(), strict=True):
+            assert own[:length].tolist() == theirs[:length].tolist()
+        looked = expected.entropy.shape[1]
+        torch.testing.assert_close(found.entropy[:, :looked], expected.entropy, atol=1e-3, rtol=1e-3)
+        both = expected.effective_temperature.isfinite() & (expected.entropy > 1e-4)
+        torch.testing.assert_close(
+            found.effective_temperature[:, :looked][both], expected.effective_temperature[both], atol=1e-2, rtol=1e-2
+        )
+    assert found.finished.any(), "no text left early: the test shows nothing"
+    assert many.clock.seconds() > 0
+
+
+def test_room_is_checked(small):
+    many = ManyRows(small.model, 2, 20)
+    with pytest.raises(ValueError, match="room for 2 texts of 20 tokens"):
+        many.generate([[1, 2]], "softmax", 3, 10, torch.tensor([1]), [2], 4)
+    with pytest.raises(ValueError, match="room for 2 texts of 20 tokens"):
+        many.generate([[1, 2]], "softmax", 2, 19, torch.tensor([1]), [2], 4)
+
+
+def test_which_models_are_known(small):
+    assert serves(small.model)
+    from transformers import AutoConfig
+
+    class Other:
+        config = AutoConfig.for_model("gpt2")
+
+    assert not serves(Other())
+
+
+def test_attention_reads_the_text_of_its_row():
+    from simplexity.kernels.gpu_attention import attention
+
+    g, device = torch.Generator().manual_seed(0), "cuda" if GPU else "cpu"
+    query = torch.randn(3, 6, 32, generator=g)
+    keys, values = torch.randn(2, 5, 2, 150, 32, generator=g)
+    slots, lengths = torch.tensor([4, 0, 2]), torch.tensor([1, 64, 137])
+    on_device = [x.to(device) for x in (query, keys, values, slots, lengths)]
+    found = attention(*on_device, 0.2).cpu()
+    for i, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        own = [x[slot, :, :length].repeat_interleave(3, 0).double() for x in (keys, values)]
+        weights = torch.softmax((own[0] @ query[i].double().unsqueeze(-1)).squeeze(-1) * 0.2, -1)
+        torch.testing.assert_close(found[i].double(), (weights.unsqueeze(1) @ own[1]).squeeze(1), atol=1e-5, rtol=1e-5)
