@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from simplexity import embedded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 GGUF_MAGIC = b"GGUF"
 
@@ -34,9 +35,7 @@ class LanguageModel:
     @property
     def ends(self) -> list[int]:
         """The tokens that end a text."""
-        found = self.model.generation_config.eos_token_id
-        found = self.tokenizer.eos_token_id if found is None else found
-        return [] if found is None else found if isinstance(found, list) else [found]
+        return end_tokens(self.model.generation_config, self.tokenizer)
 
     def encode(
         self, prompts: Sequence[str], raw: bool = False, system: str | None = None, empty: bool = False
@@ -46,18 +45,8 @@ class LanguageModel:
         Each prompt is put through the model's chat template, as the one message of a user, after the `system` message
         where there is one; `raw` leaves it as it is. `empty` lets a prompt be empty.
         """
-        if not prompts:
-            raise ValueError("give at least one prompt")
-        for prompt in prompts:
-            if not prompt.strip() and not empty:
-                raise ValueError("the prompt is empty")
-        ids = [self._ids(prompt, raw, system) for prompt in prompts]
+        ids = prompt_ids(self.tokenizer, prompts, raw, system, empty, self.name, self.context)
         length = max(map(len, ids))
-        if self.context is not None and length >= self.context:
-            raise ValueError(
-                f"the prompt has {length} tokens and {self.name} reads {self.context} at most, the answer included: "
-                "shorten it"
-            )
         fill = self.tokenizer.pad_token_id
         fill = self.tokenizer.eos_token_id if fill is None else fill
         fill = 0 if fill is None else fill
@@ -68,17 +57,6 @@ class LanguageModel:
             mask[i, length - len(row) :] = 1
         return {"input_ids": table.to(self.model.device), "attention_mask": mask.to(self.model.device)}
 
-    def _ids(self, prompt: str, raw: bool, system: str | None) -> list[int]:
-        if raw:
-            start = self.tokenizer.bos_token_id  # a model must read something
-            return self.tokenizer(prompt)["input_ids"] or ([] if start is None else [start])
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError(f"{self.name} has no chat template: pass the prompt as it is (--raw)")
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": prompt})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
     @torch.inference_mode()
     def next_scores(self, prompt: str, raw: bool = False) -> Tensor:
         """The logits of the first token after the prompt, float32 `[V]`, on the CPU."""
@@ -88,6 +66,49 @@ class LanguageModel:
     def text(self, ids: Sequence[int] | Tensor) -> str:
         """Token ids as text, without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def prompt_ids(
+    tokenizer: Any,
+    prompts: Sequence[str],
+    raw: bool = False,
+    system: str | None = None,
+    empty: bool = False,
+    name: str = "the model",
+    context: int | None = None,
+) -> list[list[int]]:
+    """The token ids of each prompt, as `LanguageModel.encode` has them; a ValueError where one leaves no room."""
+    if not prompts:
+        raise ValueError("give at least one prompt")
+    for prompt in prompts:
+        if not prompt.strip() and not empty:
+            raise ValueError("the prompt is empty")
+    ids = [_ids(tokenizer, prompt, raw, system, name) for prompt in prompts]
+    length = max(map(len, ids))
+    if context is not None and length >= context:
+        raise ValueError(
+            f"the prompt has {length} tokens and {name} reads {context} at most, the answer included: shorten it"
+        )
+    return ids
+
+
+def _ids(tokenizer: Any, prompt: str, raw: bool, system: str | None, name: str) -> list[int]:
+    if raw:
+        start = tokenizer.bos_token_id  # a model must read something
+        return tokenizer(prompt)["input_ids"] or ([] if start is None else [start])
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(f"{name} has no chat template: pass the prompt as it is (--raw)")
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a text."""
+    found = generation_config.eos_token_id
+    found = tokenizer.eos_token_id if found is None else found
+    return [] if found is None else found if isinstance(found, list) else [found]
 
 
 def load_model(name: str | None = None, device: str | None = None, dtype: str | None = None) -> LanguageModel:
@@ -109,17 +130,13 @@ def load_model(name: str | None = None, device: str | None = None, dtype: str | 
     if dtype not in (None, "auto", "float32", "float16", "bfloat16"):
         raise ValueError(f"dtype must be one of auto, float32, float16, bfloat16, got {dtype!r}")
     dtype = dtype or ("float32" if place.type == "cpu" else "auto")
-    where, options = _located(name)
-    try:
+    where, options = located(name)
+    with loading(name, where):
         if not options:
             AutoConfig.from_pretrained(where)  # a name that leads nowhere fails here once, not in every file
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options)
         model = model.to(place).eval()
-    except Exception as error:  # a damaged file makes its readers fail in any way
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        hint = "" if options or Path(where).is_dir() else " Is the name right, and the hub reachable?"
-        raise ValueError(f"cannot load the model {name or embedded.NAME!r}: {first}{hint}") from error
     tokenizer.padding_side = "left"
     return LanguageModel(name or embedded.NAME, model, tokenizer)
 
@@ -137,7 +154,18 @@ def quiet_transformers() -> None:
     hub_logging.set_verbosity_error()
 
 
-def _located(name: str | None) -> tuple[str, dict[str, str]]:
+@contextmanager
+def loading(name: str | None, where: str) -> Iterator[None]:
+    """Whatever goes wrong becomes a ValueError that names the model."""
+    try:
+        yield
+    except Exception as error:  # a damaged file makes its readers fail in any way
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        hint = "" if Path(where).is_dir() else " Is the name right, and the hub reachable?"
+        raise ValueError(f"cannot load the model {name or embedded.NAME!r}: {first}{hint}") from error
+
+
+def located(name: str | None) -> tuple[str, dict[str, str]]:
     """The place as transformers wants it: a folder or a hub name, and the GGUF file in it if it is one."""
     path = embedded.unpacked() if name is None else Path(name).expanduser()
     if path.is_file():
