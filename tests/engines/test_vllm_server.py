@@ -28,6 +28,7 @@ INVALID = [
     ({"vllm_xargs": {"decoder": "bok"}, "top_p": 0.9}, "top_p=0.9 would change"),
     ({"vllm_xargs": {"decoder": "contrastive"}}, "another model's logits"),
     ({"vllm_xargs": {"decoder": {"decoder": "bok"}}}, "vllm_xargs"),
+    ({"vllm_xargs": {"decoder": "bok", "measure": 1}}, "in its own process can look on"),
 ]
 
 

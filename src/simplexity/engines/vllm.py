@@ -33,6 +33,7 @@ from simplexity.engines.rows_by_decoder import (
     reshape,
     to_device,
 )
+from simplexity.engines.watching import Watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,12 +68,16 @@ class DecoderProcessor(RowProcessor, SlotProcessor):
     dropped: str | None = None  # why this engine does not call us at all
     late: bool = False  # whether it asks for a token before it has noted the one before
     drafts: bool = False  # whether it asks for several tokens of a request at once
+    watch: Watch | None = None  # who looks on, at requests with a `measure`; only the engine's own process can
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Refuse what cannot be served as asked: vLLM answers with status 400 and these words."""
         named = decoder_of(sampling_params)
-        place = place_of(sampling_params.extra_args or {})
+        extra = sampling_params.extra_args or {}
+        place = place_of(extra)
+        if extra.get("measure") is not None and cls.watch is None:
+            raise ValueError("measure: only a program that holds the engine in its own process can look on")
         if named is None:
             if place is not None:
                 raise ValueError("coupled draws need a decoder beside group, index and size: softmax is vLLM's own")
@@ -126,23 +131,31 @@ class DecoderProcessor(RowProcessor, SlotProcessor):
                 tokens = _tokens(requests, logits.device) if ctx is None else _stored_tokens(self.states, ctx)
             decoders = [None if request is None else request.decoder for request in requests]
             codes = [None if request is None else request.code for request in requests]
-            steps: int | Tensor = 0
-            if any(codes):
+            codes, steps = codes if any(codes) else None, None
+            if codes is not None or self.watch is not None:
                 steps = _steps(requests, logits.device) if ctx is None else _stored_steps(self.states, ctx)
-            context = Context(tokens=tokens, step=steps)
-            self.tally.add(reshape(logits, decoders, context, codes=codes if any(codes) else None))
+            context = Context(tokens=tokens, step=0 if codes is None or steps is None else steps)
+            if self.watch is None or steps is None:
+                status = reshape(logits, decoders, context, codes=codes)
+            else:
+                names = [None if request is None else request.name for request in requests]
+                status = self.watch.reshape(logits, decoders, context, codes, names, steps.tolist())
+            self.tally.add(status)
         return logits
 
     def _request(
         self, params: SamplingParams, prompt: list[int] | None = None, written: list[int] | None = None
     ) -> Request | None:
         try:
-            named, place = decoder_of(params), place_of(params.extra_args or {})
+            extra = params.extra_args or {}
+            named, place = decoder_of(params), place_of(extra)
             code = None if place is None else request_code(place, self.device)
         except Exception:  # it passed validate_params, or came around it; the engine must live
             log.exception("a request's decoder cannot be made: it is sampled without one")
             return None
-        return None if named is None else Request(named, prompt or [], [] if written is None else written, code)
+        if named is None:
+            return None
+        return Request(named, prompt or [], [] if written is None else written, code, extra.get("measure"))
 
 
 class Request(NamedTuple):
@@ -152,6 +165,7 @@ class Request(NamedTuple):
     prompt: list[int]
     written: list[int]
     code: RequestCode | None = None  # where it is a sample of a group
+    name: Any = None  # by which a watch knows it
 
 
 def _slots(count: int, ctx: Any) -> list[int]:
