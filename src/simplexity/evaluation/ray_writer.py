@@ -33,11 +33,12 @@ class RayWriter:
         cpus = int(resources.get("CPU", 1))
         self.count = workers or gpus or max(1, cpus // 2)
         self.needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": max(1, cpus // self.count)}
+        self.idle: list[Any] = []  # kept from one decoder to the next: a model, and still more an engine, starts slowly
 
     def write_all(self, works: Iterable[Work]) -> Iterator[tuple[Work, Written]]:
         """Every batch, as they are finished."""
-        todo = deque((work, 1) for work in works)
-        idle = [self._actor() for _ in range(min(self.count, len(todo)))]
+        todo, idle = deque((work, 1) for work in works), self.idle
+        idle += [self._actor() for _ in range(min(self.count, len(todo)) - len(idle))]
         busy: dict[Any, tuple[Any, Work, int]] = {}
         try:
             while todo or busy:
@@ -57,7 +58,7 @@ class RayWriter:
                 idle.append(actor)
                 yield work, written
         finally:
-            for actor in [*idle, *(actor for actor, _, _ in busy.values())]:
+            for actor, _, _ in busy.values():
                 ray.kill(actor)
 
     def _actor(self) -> Any:
