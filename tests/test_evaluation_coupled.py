@@ -100,6 +100,21 @@ def test_a_decoder_that_needs_more_than_scores_is_refused_at_once(spec):
         replace(PLAN, decoders=("softmax", spec))
 
 
+def test_a_plan_names_its_engine():
+    assert PLAN.engine == "transformers"
+    older = {name: value for name, value in PLAN.to_json().items() if name != "engine"}
+    assert PLAN.difference(older) == []
+    assert RunPlan(**older).engine == "transformers"
+    plan = replace(PLAN, engine="vllm")
+    assert plan.difference(older) == ["engine: 'transformers' there, 'vllm' now"]
+    assert plan.arms == PLAN.arms
+    with pytest.raises(ValueError, match=r"unknown engine 'vlm', did you mean 'vllm'\? There is: transformers, vllm"):
+        replace(PLAN, engine="vlm")
+    assert replace(PLAN, decoders=("tree-bok",)).decoders == ("tree-bok",)
+    with pytest.raises(ValueError, match="tree-bok counts the samples of a group that share a text; vLLM does not"):
+        replace(plan, decoders=("softmax", "tree-bok"))
+
+
 def test_a_decoder_that_looks_at_its_group_has_no_independent_samples(monkeypatch):
     monkeypatch.setattr(Sparsemax, "uses", ("siblings",))
     plan = replace(PLAN, decoders=("softmax", "sparsemax"))

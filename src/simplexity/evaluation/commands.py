@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from simplexity.evaluation.plan import RunPlan, at_temperatures
+from simplexity.evaluation.local import local_writer
+from simplexity.evaluation.plan import ENGINES, RunPlan, at_temperatures
 from simplexity.evaluation.presets import TABLES
 from simplexity.evaluation.run import Breakdown, Writer, evaluate
 from simplexity.evaluation.run import Progress as Told
@@ -44,6 +46,7 @@ Every = Annotated[
 Seed = Annotated[int, typer.Option(help="the same seed gives the same samples")]
 Allow = Annotated[bool, typer.Option("--allow-code-execution", help="run the programs the model writes, in a sandbox")]
 Ray = Annotated[str | None, typer.Option(help="spread over a Ray cluster: its address, auto, or local")]
+Engine = Annotated[str, typer.Option(help=f"what runs the model: {' or '.join(ENGINES)}, here or on the cluster")]
 Controls = Annotated[bool, typer.Option(help="a softmax as sharp as each decoder that sharpens")]
 
 
@@ -69,13 +72,14 @@ def evaluate_command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     ray: Ray = None,
+    engine: Engine = ENGINES[0],
 ) -> None:
     """Run decoders on a task and grade every sample; stopped at any moment, it goes on where it was."""
     chosen = _task(name, allow_code_execution)
     plan = RunPlan(
         model, name, tuple(at_temperatures(list(specs or ["softmax"]), temperatures or [])), n, seed, limit,
         None if data is None else str(data), _batch(batch, n, device), max_tokens or chosen.max_new_tokens, raw, dtype,
-        controls, _every(every, device), tuple(coupled or [1]),
+        controls, _every(every, device), tuple(coupled or [1]), engine,
     )  # fmt: skip
     _go(plan, chosen, out, device, ray)
 
@@ -98,6 +102,7 @@ def reproduce_command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     ray: Ray = None,
+    engine: Engine = ENGINES[0],
 ) -> None:
     """Run a table of the paper: its decoders, temperatures and prompts; --model and --limit scale it down."""
     if table not in TABLES:
@@ -112,7 +117,7 @@ def reproduce_command(
         plan = RunPlan(
             model or preset.model, name, preset.decoders, n, seed, limit, files.get(name), _batch(batch, n, device),
             max_tokens or chosen.max_new_tokens, dtype=dtype, controls=controls, every=_every(every, device),
-            coupled=tuple(coupled or [1]),
+            coupled=tuple(coupled or [1]), engine=engine,
         )  # fmt: skip
         print(f"{name}: {preset.title}")
         _go(plan, chosen, out / name, device, ray)
@@ -160,6 +165,11 @@ def _pair(entry: str, tasks: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _go(plan: RunPlan, chosen: Task, out: Path, device: str | None, ray: str | None) -> None:
+    if plan.engine == "vllm":
+        if device is not None:
+            raise ValueError("vLLM runs on the device it was built for: leave --device out")
+        if ray is None and find_spec("vllm") is None:  # said now, before there is a folder with this plan
+            raise ValueError("vLLM is not installed; get it with: pip install 'simplexity[vllm]'")
     with _bars(plan) as told:
         times = evaluate(plan, chosen, out, lambda: _writer(plan, chosen, device, ray), told)
     print(_said(times))
@@ -171,11 +181,7 @@ def _writer(plan: RunPlan, chosen: Task, device: str | None, ray: str | None) ->
         from simplexity.evaluation.ray_writer import RayWriter
 
         return RayWriter(plan, chosen.system, ray)
-    from simplexity.evaluation.writer import TransformersWriter
-    from simplexity.models import quiet_transformers
-
-    quiet_transformers()
-    return TransformersWriter(plan, chosen.system, device)
+    return local_writer(plan, chosen.system, device)
 
 
 def _said(times: Breakdown) -> str:

@@ -9,9 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from simplexity.decoders import decoder
-from simplexity.engines.rows_by_decoder import refuse_needy
+from simplexity.engines.rows_by_decoder import refuse_needy, refuse_siblings
 from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.task import Question
+from simplexity.specs import nearest
+
+ENGINES = ("transformers", "vllm")
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,14 @@ class RunPlan:
     controls: bool = True
     every: int = 4  # steps between two looks at q's entropy
     coupled: tuple[int, ...] = (1,)
+    engine: str = "transformers"
 
     def __post_init__(self) -> None:
         for name in ("n", "batch", "max_new_tokens", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.engine not in ENGINES:
+            raise ValueError(f"unknown engine {self.engine!r}{nearest(self.engine, ENGINES)}")
         if self.batch < self.n:
             raise ValueError(f"a batch of {self.batch} rows cannot hold the {self.n} samples of one question")
         if not self.decoders:
@@ -51,6 +57,8 @@ class RunPlan:
                 raise ValueError(f"n = {self.n} samples do not make whole groups of {size} coupled ones")
         for spec in self.decoders:
             refuse_needy(decoder(spec), "an evaluation")
+            if self.engine == "vllm":
+                refuse_siblings(decoder(spec), "vLLM")
         # in one spelling, so that the same decoder is never run twice
         object.__setattr__(self, "decoders", tuple(dict.fromkeys(str(decoder(spec)) for spec in self.decoders)))
         object.__setattr__(self, "coupled", tuple(sorted(set(self.coupled))))
@@ -74,7 +82,7 @@ class RunPlan:
 
     def difference(self, other: dict[str, Any]) -> list[str]:
         """What a plan read from a file says differently, one line each."""
-        own, other = self.to_json(), {"coupled": [1]} | other  # older plans do not say it
+        own, other = self.to_json(), {"coupled": [1], "engine": "transformers"} | other  # older plans do not say
         names = [name for name in {**own, **other} if own.get(name) != other.get(name)]
         return [f"{name}: {other.get(name)!r} there, {own.get(name)!r} now" for name in names]
 

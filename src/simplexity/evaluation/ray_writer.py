@@ -12,6 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("spreading over a cluster needs one more package: pip install 'simplexity[ray]'") from error
 
+from simplexity.evaluation.local import local_writer
 from simplexity.evaluation.plan import RunPlan, Work
 from simplexity.evaluation.written import Written
 
@@ -70,11 +71,7 @@ class Worker:
     """A process of the cluster with a model of its own."""
 
     def __init__(self, plan: RunPlan, system: str | None) -> None:
-        from simplexity.evaluation.writer import TransformersWriter
-        from simplexity.models import quiet_transformers
-
-        quiet_transformers()
-        self.writer = TransformersWriter(plan, system)
+        self.writer = local_writer(plan, system)
 
     def write(self, work: Work) -> Written:
         """The texts of one batch."""

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -68,7 +70,7 @@ def evaluate(
     questions = task.load(None if plan.data is None else Path(plan.data), plan.limit)
     times, made = Breakdown(), None
     with (
-        Ledger(folder, plan, fingerprint(questions), about()) as ledger,
+        Ledger(folder, plan, fingerprint(questions), about(plan.engine)) as ledger,
         task.grader() as grader,
         Grading(ledger, grader, times, progress) as grading,
     ):
@@ -172,12 +174,14 @@ def graded(work: Work, written: Written, grader: Grader) -> list[Record]:
     ]  # fmt: skip
 
 
-def about() -> dict[str, Any]:
+def about(engine: str) -> dict[str, Any]:
     """What a run was made with."""
     import transformers
 
+    # it may be on a cluster's machines alone
+    engines = [import_module(engine)] if engine != "transformers" and find_spec(engine) is not None else []
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "versions": {m.__name__: m.__version__ for m in (simplexity, torch, transformers)},
+        "versions": {m.__name__: m.__version__ for m in (simplexity, torch, transformers, *engines)},
     }
