@@ -227,8 +227,8 @@ def test_import_needs_torch_alone():
 
 
 LAYERS = [
-    {"rows", "context", "roots", "coverage", "groups", "files", "embedded", "siblings"},
-    {"narrow", "regularisers", "constraints", "supports", "cuts", "penalties", "draw", "measures", "parameters"},
+    {"rows", "context", "roots", "coverage", "groups", "files", "embedded", "siblings", "parameters"},
+    {"narrow", "nucleus", "regularisers", "constraints", "supports", "cuts", "penalties", "draw", "measures"},
     {"problem", "structure", "anchor", "coupling"},
     {"certificate", "solvers"},
     {"kernels"},

@@ -15,7 +15,7 @@ from torch import Tensor
 from simplexity.narrow import Narrowed, crowded, narrow_above
 from simplexity.parameters import Rule
 from simplexity.rows import FLOORS, argmax, block_maxima, exp_, per_row, total
-from simplexity.supports import CUT, Support, TopK
+from simplexity.supports import Support, TopK
 
 
 class Cut(Support):
@@ -38,6 +38,7 @@ class Cut(Support):
 
 
 TEMPERATURE = Rule(above=0)
+CUT = 1e-3  # relative to the best token: most of what is kept lies above
 
 
 class Floor(Cut):

@@ -13,6 +13,8 @@ FLOORS = {  # where exp is safely a normal number, and what it is a little above
     for dtype in (torch.float32, torch.float64)
 }
 BLOCK = 128  # short enough that float32 sums inside a block keep 1e-7, a divisor of many vocabularies
+ONE_BY_ONE = 2**14  # booleans that are looked at sooner than arranged
+IN_CACHE = 2**17  # numbers that stay in the cache of one core
 
 
 def as_working(scores: Tensor) -> Tensor:
@@ -58,8 +60,8 @@ def covers(shape: torch.Size, rows: torch.Size) -> bool:
 
 @cache
 def block_length(size: int) -> int:
-    """A divisor of `size` between 128 and 255, or 128 where there is none."""
-    return next((b for b in range(BLOCK, 2 * BLOCK) if size % b == 0), BLOCK)
+    """A divisor of `size` between 128 and 255 that is a multiple of 8 (see `places`), or 128 where there is none."""
+    return next((b for b in range(BLOCK, 2 * BLOCK, 8) if size % b == 0), BLOCK)
 
 
 def in_blocks(x: Tensor, fill: float = 0.0) -> Tensor:
@@ -79,6 +81,41 @@ def total(x: Tensor) -> Tensor:
     if x.dtype == torch.float64 or x.shape[-1] < 4 * BLOCK:
         return x.sum(-1, keepdim=True, dtype=torch.float64)
     return in_blocks(x).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)
+
+
+def exp_totals(x: Tensor, peak: Tensor, tau: "float | Tensor", squares: bool = False) -> list[Tensor]:
+    """[Σ e], or [Σ e, Σ e²], in float64, `[..., 1]`, for e = exp((x − peak)/τ); `peak` is the largest of its row.
+
+    A few rows at a time, all in one buffer: only x itself comes from further than the cache. Entries whose square would
+    not be a normal number count as the smallest of which it is, too little for all of them together to show.
+    """
+    size, count, floor = x.shape[-1], x.numel() // x.shape[-1], FLOORS[x.dtype][0] / 2
+    rows = max(min(IN_CACHE * torch.get_num_threads() // size, count), 1)
+    buffer, sums = x.new_empty(rows, size), x.new_empty(1 + squares, count, 1, dtype=torch.float64)
+    flat, peak = x.reshape(-1, size), peak.reshape(-1, 1)
+    tau = tau.expand(*x.shape[:-1], 1).reshape(-1, 1) if isinstance(tau, Tensor) else tau
+    for start in range(0, count, rows):
+        part = slice(start, start + rows)
+        e = torch.sub(flat[part], peak[part], out=buffer[: min(rows, count - start)])
+        if isinstance(tau, Tensor) or tau != 1:
+            e.div_(tau[part] if isinstance(tau, Tensor) else tau)
+        e.clamp_min_(floor).exp_()
+        for power, found in enumerate(sums):
+            found[part] = total(e.square_() if power else e)
+    return [found.view(*x.shape[:-1], 1) for found in sums]
+
+
+def places(mask: Tensor) -> Tensor:
+    """Where a mask `[n]` is true, ascending; n is a multiple of 8.
+
+    `nonzero` takes its time over every element: where there are many it looks at eight booleans as one number first.
+    """
+    if len(mask) < ONE_BY_ONE:
+        return mask.nonzero().view(-1)
+    eights = mask.view(-1, 8)
+    some = eights.view(torch.int64).view(-1).nonzero().view(-1)
+    inside = eights.index_select(0, some).view(-1).nonzero().view(-1)
+    return torch.add(inside & 7, some.index_select(0, inside >> 3), alpha=8)
 
 
 def divide(x: Tensor, by: "float | Tensor") -> Tensor:

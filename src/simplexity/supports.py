@@ -12,8 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Narrowed, crowded, narrow_above, narrow_to
-from simplexity.rows import block_length, block_maxima, covers, exp_, in_blocks, is_number, per_row, total
+from simplexity.narrow import Narrowed, crowded, entries_above
+from simplexity.nucleus import nucleus_among, prefix, wide_nucleus
+from simplexity.rows import (
+    block_length,
+    block_maxima,
+    covers,
+    exp_,
+    exp_totals,
+    in_blocks,
+    is_number,
+    per_row,
+    total,
+)
 
 
 class Support(ABC):
@@ -137,8 +148,9 @@ class TopP(Support):
             raise ValueError("TopP: temperature must be above 0 in every row")
 
     def mask(self, scores: Tensor) -> Tensor:
-        e, needed = self._weighed(scores, scores.amax(-1, keepdim=True))
-        return (_prefix(e, needed, scores)[0] > 0) & (scores > -torch.inf)
+        best, tau = scores.amax(-1, keepdim=True), per_row(self.temperature, scores, "temperature")
+        e = exp_(torch.sub(scores, best).div_(tau))
+        return (prefix(e, self._needed(total(e)), scores) > 0) & (scores > -torch.inf)
 
     def narrow(self, scores: Tensor, peaks: Tensor | None = None) -> Narrowed:
         if not isinstance(self.p, Tensor) and self.p == 1:
@@ -149,67 +161,44 @@ class TopP(Support):
     def nucleus(self, scores: Tensor, peaks: Tensor) -> tuple[Narrowed, Tensor, Tensor]:
         """Columns that hold the nucleus, 1.0 for those in it and 0.0 for others, and their exp((s − max s)/τ)."""
         best, tau = peaks.amax(-1, keepdim=True), per_row(self.temperature, scores, "temperature")
-        e, needed = self._weighed(scores, best)
-        for cut in (CUT, DEEPER):  # one flat row among peaked ones is no reason to look at everything
-            floor = best + tau * math.log(cut)
+        if not crowded(scores, best + tau * math.log(FLAT)):
+            found = self._among_few(scores, peaks, best, tau)
+            if found is not None:
+                return found
+        e = exp_(torch.sub(scores, best).div_(tau))
+        return Narrowed(scores), wide_nucleus(e, self._needed(total(e)), scores), e
+
+    def _among_few(
+        self, scores: Tensor, peaks: Tensor, best: Tensor, tau: float | Tensor
+    ) -> tuple[Narrowed, Tensor, Tensor] | None:
+        """`nucleus` among the tokens above a floor; None where those are many."""
+        (mass,) = exp_totals(scores, best, tau)
+        needed = self._needed(mass)
+        for share in (USUALLY, 1.0):
+            # tokens with less than (1 − p)/V of the mass each do not hold 1 − p of it
+            least = (mass - needed).clamp_min_(0.0).mul_(share / scores.shape[-1])
+            floor = best + (tau * least.log_()).to(best.dtype)
             if crowded(scores, floor):
-                break
-            few = narrow_above(scores, floor, peaks)
-            inside = exp_((few.scores - best).div_(tau))
-            kept, mass = _prefix(inside, needed, few.scores)
-            if bool((mass >= needed).all()):
-                return few, kept, inside
-        return Narrowed(scores), _wide_nucleus(e, needed, scores), e
+                return None
+            few = entries_above(scores, floor, peaks)
+            below = few.each(best) - few.scores
+            e = exp_(below / (few.each(-tau) if isinstance(tau, Tensor) else -tau))
+            found = nucleus_among(few, below.div_(few.each((best - floor).clamp_min_(1e-30))), e, needed)
+            if found is not None:
+                few, e = few.pick(found), e.index_select(0, found)
+                return few.narrowed(), few.table(torch.ones_like(e), 0.0), few.table(e, 0.0)
+        return None
 
-    def _weighed(self, scores: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """(exp((s − max s)/τ), the part of its sum that the nucleus must hold); +inf where p = 1."""
-        e = exp_(torch.sub(scores, best).div_(per_row(self.temperature, scores, "temperature")))
-        mass, p = total(e), per_row(self.p, scores, "p")
+    def _needed(self, mass: Tensor) -> Tensor:
+        """The part of a mass that the nucleus must hold; +inf where p = 1."""
+        p = per_row(self.p, mass, "p")
         if isinstance(p, Tensor):
-            return e, torch.where(p >= 1, torch.inf, p.double() * mass)
-        return e, mass * p if p < 1 else torch.full_like(mass, torch.inf)
+            return torch.where(p >= 1, torch.inf, p * mass)
+        return mass * p if p < 1 else torch.full_like(mass, torch.inf)
 
 
-CUT = 1e-3  # relative to the best token: most nuclei end above
-DEEPER = 1e-5  # and nearly all above this
-SAMPLE = 2048  # entries of a row that tell where the edge of a wider nucleus lies
-
-
-def _prefix(e: Tensor, needed: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """1.0 for the tokens, best `order` first, before which less than `needed` of Σ e lies, else 0.0; and Σ e."""
-    ids = order.argsort(dim=-1, descending=True, stable=True)
-    mass = e.gather(-1, ids)
-    ends = mass.cumsum(-1, dtype=torch.float64)
-    kept = (ends - mass < needed).to(e.dtype)
-    return torch.empty_like(kept).scatter_(-1, ids, kept), ends[..., -1:]
-
-
-def _wide_nucleus(e: Tensor, needed: Tensor, scores: Tensor) -> Tensor:
-    """The nucleus of a flat row without sorting it: a sample tells where its edge lies, only that band is sorted.
-
-    Indicators are numbers, not booleans: over a whole vocabulary those are several times faster.
-    """
-    size = scores.shape[-1]
-    flat, e, needed = scores.reshape(-1, size), e.reshape(-1, size), needed.reshape(-1, 1)
-    stride = max(size // SAMPLE, 1)
-    part, place = e[:, ::stride].sort(-1)
-    # count from the worst token up: small numbers, whose sums a sample tells well
-    sums, left_out = part.double(), total(e) - needed
-    doubt = 4 * stride * sums.square().cumsum(-1).sqrt_()
-    below = sums.cumsum(-1).mul_(stride)
-    lower = part.gather(-1, ((below + doubt < left_out).sum(-1, keepdim=True) - 1).clamp_min_(0))
-    upper = part.gather(-1, (below - doubt < left_out).sum(-1, keepdim=True).clamp_max_(part.shape[-1] - 1))
-    # best tokens first: those from `upper` on, then the band [lower, upper), in which the mass is reached
-    kept = (e - torch.nextafter(upper, torch.zeros_like(upper))).relu_().sign_()
-    left = needed - total(e * kept)
-    band = torch.minimum(e - torch.nextafter(lower, torch.full_like(lower, -1.0)), upper - e)
-    few = narrow_to(band.scatter_(-1, place[:, -1:] * stride, 1.0), flat)  # never empty
-    mass = few.take(e)
-    mass.masked_fill_((few.scores == -torch.inf) | (mass >= upper), 0.0)
-    if bool(((left <= 0) | (mass.sum(-1, keepdim=True, dtype=torch.float64) < left)).any()):  # the sample misled
-        return _prefix(e, needed, flat)[0].view_as(scores)
-    chosen = _prefix(mass, left, few.scores)[0].mul_(mass.sign_())
-    return few.add_(kept, chosen).view_as(scores)
+FLAT = 1e-3  # relative to the best token: where many lie above, none is ruled out by being small
+USUALLY = 10.0  # times (1 − p)/V of the mass: what a nucleus mostly does without
 
 
 @dataclass(frozen=True, eq=False)

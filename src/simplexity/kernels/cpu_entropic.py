@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from simplexity.anchor import AnchorKL
+from simplexity.cuts import CUT
 from simplexity.draw import ByNumber, Pick
 from simplexity.problem import Problem
 from simplexity.regularisers import Sum
 from simplexity.rows import FLOORS, block_length, exp_, in_blocks
-from simplexity.supports import CUT, TopP
+from simplexity.supports import TopP
 
 FEW = 512  # tokens that a loop in Python handles faster than torch
 
