@@ -213,3 +213,22 @@ def test_log_q_where_few_tokens_weigh_and_all_others_lie_just_below(spec):
     x[0, 7], x[0, 99], x[1, 3], x[2, :40] = 0.0, -0.3, 1.0, torch.linspace(-2, 0, 40)
     log_q, _ = decoder(spec).log_distribution(x)
     torch.testing.assert_close(log_q.double(), decoder(spec).distribution(x.double()).log(), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "spec", ["bok", "bok:weights=top-m,m=3", "bok:weights=uniform,beta=0.05", "top-p", "top-p:p=0.99"]
+)
+def test_log_q_over_scores_of_rows_that_keep_one_token_or_a_thousand(spec):
+    scale = torch.tensor([[2.0], [2.5], [3.0], [4.0], [8.0], [60.0]])
+    x = torch.empty(6, 9_100)[:, :9_000].copy_(scale * torch.randn(6, 9_000))
+    x[1].mul_(2).round_().div_(2)  # ties, at the edge of a nucleus too
+    q = decoder(spec).distribution(x.double())
+    made, status = decoder(spec).log_distribution(x, out=x)
+    assert made is x
+    assert not status.any()
+    weighs = q > 1e-6
+    torch.testing.assert_close(x[weighs].double(), q[weighs].log(), atol=1e-6, rtol=1e-6)
+    assert x.exp().sum(-1).sub(1).abs().max() < 1e-5
+    if spec.startswith("top-p"):
+        assert ((x > -torch.inf) == (q > 0)).all()
+        assert (q > 0).sum(-1).amax() > 100 * (q > 0).sum(-1).amin()

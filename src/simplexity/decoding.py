@@ -158,9 +158,11 @@ class Decoder(ABC):
         if scores.device.type == "cpu":  # looking is free here, and much can be left out
             try:
                 posed = self._posed(scores, context, True)
-                log_q = None if posed.peaks is None else log_q_fused(posed.problem, posed.solver, posed.peaks)
-                log_q = self._solution(posed).log_dense() if log_q is None else log_q
-                return (log_q if out is None else out.copy_(log_q)), torch.zeros(scores.shape[:-1], dtype=torch.int8)
+                room = out if out is not None and out.dtype == posed.problem.scores.dtype else None
+                log_q = None if posed.peaks is None else log_q_fused(posed.problem, posed.solver, posed.peaks, room)
+                log_q = self._solution(posed).log_dense(room) if log_q is None else log_q
+                log_q = log_q if out is None or log_q is out else out.copy_(log_q)
+                return log_q, torch.zeros(scores.shape[:-1], dtype=torch.int8)
             except ValueError:
                 pass  # some row cannot be solved: what follows says which
         q, status = self.distribution(scores, context, validate=False)

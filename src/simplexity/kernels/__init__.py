@@ -76,11 +76,14 @@ LARGEST = 2**20  # tokens whose group maxima one program can hold
 SMALL = 1024  # vocabularies for which the general path is as fast
 
 
-def log_q_fused(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | None:
-    """log q `[..., V]` of a problem on the CPU whose scores are known to be sound; None where no kernel serves."""
+def log_q_fused(problem: Problem, solver: Any, peaks: Tensor, out: Tensor | None) -> Tensor | None:
+    """log q `[..., V]` of a problem on the CPU whose scores are known to be sound; None where no kernel serves.
+
+    In `out`, where given: of the scores' shape and type, perhaps the scores themselves.
+    """
     covers = _terms(problem) == (AnchorKL, AnchorCoverage) and type(problem.support) is Everything
     small = problem.scores.shape[-1] < SMALL or problem.scores.numel() == 0
-    return None if small or not covers or problem.constraints else log_q_coverage(problem, solver, peaks)
+    return None if small or not covers or problem.constraints else log_q_coverage(problem, solver, peaks, out)
 
 
 def draw_fused(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
 from simplexity.draw import Pick
-from simplexity.narrow import Narrowed, crowded, narrow_above
+from simplexity.narrow import Entries, Narrowed, crowded, entries_above, narrow_above
 from simplexity.problem import Problem
-from simplexity.rows import exp_, power, total
+from simplexity.rows import exp_, exp_totals, power, total
 from simplexity.solvers import MirrorAscent
 from simplexity.solvers.coverage_root import TOLERANCES, Head, newton
 from simplexity.supports import TopK, best_scores
@@ -55,18 +55,22 @@ class Task:
 
     def first_mass(self) -> Tensor:
         """Σ exp(x/τ), `[..., 1]`: what turns exp(x/τ) into p."""
-        return total(self.spread())
+        return exp_totals(self.scores, self.best, 1.0 / self.slope)[0]
 
     def spread(self) -> Tensor:
         """exp(x/τ), `[..., V]`."""
         return exp_(torch.sub(self.scores, self.best).mul_(self.slope))
 
-    def weights(self, columns: Narrowed, x: Tensor, mass: Tensor | None) -> float | Tensor:
+    def weights(self, columns: Narrowed | Entries, x: Tensor, mass: Tensor | None) -> float | Tensor:
         """w on some columns, among them the m best tokens."""
         if self.rule == "probs":
             assert mass is not None
-            return torch.exp(x * self.slope).div_(mass)
-        return TopK(self.m).mask(columns.scores).double() if self.rule == "top-m" else 1.0
+            return torch.exp(x * self.slope).div_(columns.each(mass))
+        if self.rule == "uniform":
+            return 1.0
+        if isinstance(columns, Narrowed):
+            return TopK(self.m).mask(columns.scores).double()
+        return columns.listed(TopK(self.m).mask(columns.table(columns.scores, -torch.inf))).double()
 
 
 def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:
@@ -78,22 +82,22 @@ def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> T
     return None if climb is None else draw_steps(climb, pick)
 
 
-def log_q_coverage(problem: Problem, solver: Any, peaks: Tensor) -> Tensor | None:
-    """log q `[..., V]` after the paper's steps; None where they are taken some other way."""
+def log_q_coverage(problem: Problem, solver: Any, peaks: Tensor, out: Tensor | None) -> Tensor | None:
+    """log q `[..., V]` after the paper's steps, in `out` where given; None where they are taken some other way."""
     task = _task(problem, peaks)
     climb = None if task is None or solver is None else _climb(task, solver)
     if climb is None or climb.boost >= GENTLE:
         return None
     if (middle := solve_middle(climb)) is not None:
-        columns, exact = middle
-        norm = exact.sum(-1, keepdim=True).log_()
+        entries, exact = middle
+        norm = entries.totals(exact).log_()
         slope = climb.task.slope + climb.levels[-1]
         level = climb.elsewhere * climb.levels[-1] - norm - climb.task.best.double() * slope
-        log_q = torch.add(level.to(problem.scores.dtype), problem.scores, alpha=slope)
-        return columns.raise_(columns.drop_(log_q, -torch.inf), exact.log_().sub_(norm).to(log_q.dtype))
+        log_q = torch.add(level.to(problem.scores.dtype), problem.scores, alpha=slope, out=out)
+        return entries.put_(log_q, exact.log_().sub_(entries.each(norm)).to(log_q.dtype))
     last, head, exact, rest = solve_wide(climb, log=True)
     norm = exact.sum(-1, keepdim=True).add_(rest).log_()
-    log_q = last.sub_(norm.to(last.dtype))
+    log_q = torch.sub(last, norm.to(last.dtype), out=last if out is None else out)
     return head.raise_(head.drop_(log_q, -torch.inf), exact.log_().sub_(norm).to(last.dtype))
 
 
@@ -167,19 +171,24 @@ class Climb:
         """λβK·w of the tokens that matter little: w is 1 for all, or next to nothing."""
         return self.task.lam * self.task.pull if self.task.rule == "uniform" else 0.0
 
-    def run(self, x: Tensor, w: float | Tensor, mass: Tensor, tails: Sequence[Tensor] | None) -> Tensor:
-        """exp(log q_J + L_J) on some columns, in float64; `tails` are the sums of the other columns."""
+    def run(
+        self, columns: Narrowed | Entries, x: Tensor, mass: Tensor, tails: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
+        """exp(log q_J + L_J) on some columns, in float64; `tails` are the sums of the other columns, None for nothing.
+
+        x: s − max s there. mass: `Task.first_mass`.
+        """
         task, covered = self.task, None
-        gain = w * (task.lam * task.pull)
-        q = torch.exp(x * task.slope).div_(mass)
+        gain = task.weights(columns, x, mass) * (task.lam * task.pull)
+        q = torch.exp(x * task.slope).div_(columns.each(mass))
         e = q
         for j, level in enumerate(self.levels[1:]):
             seen = power(1.0 - q, task.k - 1).mul_(self.step)
             covered = seen if covered is None else seen.add_(covered, alpha=self.rho)
             e = torch.add(covered * gain, x, alpha=task.slope + level).exp_()
             if j + 1 < self.steps:
-                mass = e.sum(-1, keepdim=True)
-                q = e / (mass if tails is None else mass.add_(tails[j]))
+                tail = None if tails is None else tails[j]
+                q = e / (columns.sums(e) if tail is None else columns.sums(e).add_(columns.each(tail)))
         return e
 
 
@@ -192,16 +201,18 @@ def draw_steps(climb: Climb, pick: Pick) -> Tensor | None:
     if not crowded(task.scores, floor, widest=boost < GENTLE):
         columns = narrow_above(task.scores, floor, task.peaks)
         x = (columns.scores - task.best).double()
-        mass = task.first_mass()
-        return columns.tokens(pick(climb.run(x, task.weights(columns, x, mass), mass, None)))
+        return columns.tokens(pick(climb.run(columns, x, task.first_mass())))
     if boost >= GENTLE:
         return None
     middle = solve_middle(climb)
-    return draw_wide(climb, pick) if middle is None else middle[0].tokens(pick(middle[1]))
+    if middle is None:
+        return draw_wide(climb, pick)
+    entries, e = middle
+    return entries.narrowed().tokens(pick(entries.table(e, 0.0)))
 
 
-def solve_middle(climb: Climb) -> tuple[Narrowed, Tensor] | None:
-    """Algorithm 1 where the tokens that weigh after the second step are few: the columns, and q_J up to a factor there.
+def solve_middle(climb: Climb) -> tuple[Entries, Tensor] | None:
+    """Algorithm 1 where the tokens that weigh after the second step are few: these, and q_J up to a factor there.
 
     All others together only show in the normalisers of q_0 and q_1, two sums over the row, and they feel coverage as if
     nothing were covered yet.
@@ -220,17 +231,16 @@ def solve_middle(climb: Climb) -> tuple[Narrowed, Tensor] | None:
     if task.rule == "top-m":
         least = best_scores(task.scores, min(task.m, task.scores.shape[-1]), task.peaks)[0][..., -1:]
         floor = torch.minimum(floor, torch.nextafter(least, torch.full_like(least, -torch.inf)))
-    if crowded(task.scores, floor, widest=True):
+    if crowded(task.scores, floor):
         return None
-    columns = narrow_above(task.scores, floor, task.peaks)
-    e = task.spread()
-    mass, first = total(e), task.slope + levels[1]
-    e = e.square_() if first == 2 * task.slope else exp_(torch.sub(task.scores, task.best).mul_(first))
-    x = (columns.scores - task.best).double()
-    others = (total(e) - torch.exp(x * first).sum(-1, keepdim=True)).clamp_min_(0.0)
-    none = torch.zeros_like(others)
-    tails = [others * math.exp(climb.elsewhere * levels[1])] + [none] * (climb.steps - 1)
-    return columns, climb.run(x, task.weights(columns, x, mass), mass, tails)
+    entries = entries_above(task.scores, floor, task.peaks)
+    first = task.slope + levels[1]
+    mass, *sums = exp_totals(task.scores, task.best, 1.0 / task.slope, squares=first == 2 * task.slope)
+    (everything,) = sums or exp_totals(task.scores, task.best, 1.0 / first)
+    x = (entries.scores - entries.each(task.best)).double()
+    others = (everything - entries.totals(torch.exp(x * first))).clamp_min_(0.0)
+    tails = [others * math.exp(climb.elsewhere * levels[1])] + [None] * (climb.steps - 1)
+    return entries, climb.run(entries, x, mass, tails)
 
 
 def draw_wide(climb: Climb, pick: Pick) -> Tensor:
@@ -286,5 +296,5 @@ def solve_wide(climb: Climb, log: bool = False) -> tuple[Tensor, Narrowed, Tenso
     w_head = None if w is None else head.take(w)
     tails = (sums - total(exp_(relaxed(inside, w_head, steps)))).unbind(0)
     inside = inside.double()
-    exact = climb.run(inside, task.weights(head, inside, mass), mass, tails)
+    exact = climb.run(head, inside, mass, tails)
     return last, head, exact, tails[-1]

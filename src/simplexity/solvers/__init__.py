@@ -59,11 +59,11 @@ class Solution:
             return self.columns.widen(self.q, self.size)
         return self.outer.widen(self.inside.write(), self.size)
 
-    def log_dense(self) -> Tensor:
-        """log q `[..., V]`, −inf off the support."""
+    def log_dense(self, out: Tensor | None = None) -> Tensor:
+        """log q `[..., V]`, −inf off the support; in `out`, where given."""
         if self.inside is None or self.outer is None:
-            return self.columns.widen_log(self.q.log(), self.size)
-        return self.outer.widen_log(self.inside.write_log(), self.size)
+            return self.columns.widen_log(self.q.log(), self.size, out)
+        return self.outer.widen_log(self.inside.write_log(), self.size, out)
 
 
 def solve(problem: Problem, solver: "str | Solver | None" = None, validate: bool = True) -> Any:
