@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from simplexity import measures
 from simplexity.decoders import decoder
 from simplexity.engines.other_model import OtherModel
 from simplexity.engines.transformers import generate
@@ -75,15 +76,16 @@ def compare(
         assert found.best is not None
         written = found.written
         count = int(written.sum())
-        tau = found.effective_temperature[written]
-        tau = tau[tau.isfinite()]
+        tau, entropy = found.effective_temperature[written], found.entropy[written]
+        telling = measures.tells_temperature(tau, entropy)
+        tau = tau[telling] if bool(telling.any()) else tau[tau.isfinite()]  # greedy: 0 everywhere
         by_step = (found.entropy * written).sum(0) / written.sum(0)
         result = Compared(
             spec,
             [language_model.text(row) for row in found.tokens],
             count,
             found.seconds,
-            abs(found.entropy[written].mean().item()),
+            abs(entropy.mean().item()),
             tau.mean().item() if len(tau) else float("nan"),
             1 - found.best[written].double().mean().item(),
             by_step.abs().tolist(),

@@ -8,6 +8,7 @@ from torch import Tensor
 from simplexity.rows import softmax_
 
 LEAST = -700.0  # e^-700 is still a normal number; below, processors crawl
+SHARPEST = 1e-9  # nats: below, q is one token to the digits it has, and every low temperature would do
 NEWTON_STEPS = 200  # about seven are taken; bisection alone would do with eighty
 
 
@@ -79,6 +80,15 @@ def effective_temperature(scores: Tensor, target: Tensor) -> Tensor:
     result = torch.where(usable, 1.0 / beta, torch.nan)
     result = torch.where((tied < count) & (target >= highest - slack), torch.inf, result)
     return torch.where((tied == 1) & (count > 1) & (target <= slack.clamp_max(1e-12)), 0.0, result)
+
+
+def tells_temperature(temperature: Tensor, entropy: Tensor) -> Tensor:
+    """Where an effective temperature belongs into a mean, `[...]`.
+
+    Most tokens of a text are certain. Their q is one-hot after rounding at any low temperature, and the 0 that
+    `effective_temperature` gives says nothing about the decoder: a mean with them in it is far too low.
+    """
+    return temperature.isfinite() & (entropy > SHARPEST)
 
 
 def _matching(x: Tensor, aim: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
 from collections import Counter
@@ -129,16 +130,20 @@ def read_run(folder: Path) -> tuple[RunPlan, dict[str, Any], list[Record]]:
         raise ValueError(f"{folder} holds no run: there is no plan.json in it")
     found = json.loads(path.read_text())
     plan = RunPlan(**found["plan"] | {"decoders": tuple(found["plan"]["decoders"])})
-    file = folder / "records.jsonl"
-    return plan, found["about"], read_lines(file) if file.exists() else []
+    files = [file for file in (folder / "records.jsonl", folder / "records.jsonl.gz") if file.exists()]
+    return plan, found["about"], read_lines(files[0]) if files else []
 
 
 def read_lines(file: Path) -> list[Record]:
-    """The records of a file; a last line without its end is left out."""
+    """The records of a file, compressed or not; a last line without its end is left out."""
     names = {f.name for f in fields(Record)}
-    lines = file.read_bytes().split(b"\n")[:-1]
+    lines = _content(file).split(b"\n")[:-1]
     found = [_parsed(line, number, file) for number, line in enumerate(lines, 1)]
     return [Record(**{name: value for name, value in line.items() if name in names}) for line in found]
+
+
+def _content(file: Path) -> bytes:
+    return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
 
 def _parsed(line: bytes, number: int, file: Path) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _by_steps(summary: Summary) -> tuple[str, str, Rows] | None:
         return None
     rows = [["gradient steps", *(f"{steps}{line.arm.suffix}" for steps, line in climbs)]]
     rows.append(["accuracy, %", *(_percent(line.accuracy) for _, line in climbs)])
-    rows.append(["seconds a text", *(f"{line.seconds:.2f}" for _, line in climbs)])
+    rows.append(["seconds a text", *(f"{line.seconds:.2g}" for _, line in climbs)])
     rows.append(["tokens a text", *(f"{line.tokens:.0f}" for _, line in climbs)])
     rows.append(["effective temperature", *(_number(line.effective_temperature) for _, line in climbs)])
     return "Steps of mirror ascent", "More steps are a lower temperature: see the last row.", rows
@@ -128,9 +128,12 @@ def _every_line(summary: Summary) -> tuple[str, str, Rows]:
         for k in sizes:
             known = drawn.has(k)
             row += [f"{100 * drawn.majority_at(k).mean:.1f}", f"{drawn.distinct(k).mean:.2f}"] if known else ["–", "–"]
-        row += [f"{line.entropy:.3f}", _number(line.effective_temperature), f"{line.tokens:.0f}", f"{line.cut:.0%}"]
-        rows.append([*row, f"{line.seconds:.2f}"])
-    note = "The effective temperature is that of the softmax with the same entropy, mean over tokens."
+        row += [f"{line.entropy:.3f}", _sharpness(summary, line), f"{line.tokens:.0f}", f"{line.cut:.0%}"]
+        rows.append([*row, f"{line.seconds:.2g}"])
+    note = (
+        "The effective temperature is that of the softmax with the same entropy, mean over the tokens that tell; "
+        "with ≈ that of the softmax with the same mean entropy, read off the sweep."
+    )
     if any(line.arm.coupled > 1 for line in summary.lines):
         note += (
             " Coupled samples are scored in the groups they were drawn in: k samples out of larger groups are not what "
@@ -162,7 +165,7 @@ def _controls(summary: Summary) -> tuple[str, str, Rows] | None:
         found = summary.against_control(line)
         if found is not None:
             difference = f"{_percent(found[1], sign=True)}{_told(found[1])}"
-            rows.append([_name(line.arm), _number(line.effective_temperature), found[0], difference])
+            rows.append([_name(line.arm), _sharpness(summary, line), found[0], difference])
     if len(rows) == 1:
         return None
     note = (
@@ -286,13 +289,20 @@ def _percent(value: Interval, sign: bool = False) -> str:
 
 def _interval(value: Interval, form: str, scale: int = 1) -> str:
     if not math.isfinite(value.low) or not math.isfinite(value.high):
-        return f"{scale * value.estimate:{form}} (too few questions for an interval)"
+        return f"{scale * value.estimate:{form}} (no interval: too few resamples have both)"
     ends = f"[{scale * value.low:{form}}, {scale * value.high:{form}}]"
     return f"{scale * value.estimate:{form}} {ends}"
 
 
 def _told(difference: Interval) -> str:
     return ", beyond chance" if difference.low > 0 or difference.high < 0 else ""
+
+
+def _sharpness(summary: Summary, line: Line) -> str:
+    if line.effective_temperature is not None:
+        return _number(line.effective_temperature)
+    tau = line.temperature if line.family.decoder == "softmax" else summary.as_sharp(line)
+    return "–" if tau is None else f"≈ {tau:.3f}"
 
 
 def _name(arm: Arm) -> str:

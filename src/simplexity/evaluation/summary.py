@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,8 +19,10 @@ from simplexity.evaluation.frontier import area_interval, matched
 from simplexity.evaluation.intervals import Interval, PerQuestion, interval, paired_difference
 from simplexity.evaluation.plan import RunPlan
 from simplexity.evaluation.records import Record, read_run
-from simplexity.evaluation.run import control_of, mean_temperature
+from simplexity.evaluation.run import SHARPER, control_of, mean_temperature
 from simplexity.evaluation.scores import Sampled
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,23 +78,37 @@ class Summary:
     def control(self, line: Line) -> tuple[str, PerQuestion] | None:
         """(what it is, accuracy by question) of a softmax as sharp as this line; None where it does not sharpen.
 
-        Run for it, or read off a sweep of softmax temperatures that lies around it.
+        Run for it, or read off a sweep of softmax temperatures: where that has the line's mean entropy.
         """
         control = self._controls.get(line.arm)
-        if control is None:
-            return None
         for other in self.lines:
             if other.arm == control:
                 return str(control), other.sampled.accuracy()
-        sweep = {
-            other.temperature: other.sampled.accuracy()
-            for other in self.lines
-            if other.family == Arm("softmax", line.arm.coupled) and other.temperature is not None
-        }
-        tau = line.effective_temperature
-        if tau is None or len(sweep) < 2 or not min(sweep) <= tau <= max(sweep):
+        tau = self.as_sharp(line)
+        if tau is None or tau >= SHARPER * (line.temperature or 1.0):
             return None
+        sweep = self._sweep(line.arm.coupled, lambda other: other.sampled.accuracy())
         return f"softmax at {tau:.3g}, between its neighbours", matched(sweep, tau)
+
+    def as_sharp(self, line: Line) -> float | None:
+        """The temperature at which softmax has this line's mean entropy, read off its sweep; None outside it."""
+        base = Arm("softmax", line.arm.coupled)
+        sweep = self._sweep(base.coupled, lambda other: other.entropy)
+        if line.family == base or len(sweep) < 2:
+            return None
+        for (cold, low), (hot, high) in pairwise(sorted(sweep.items())):
+            if 0 < low <= line.entropy <= high and low < high:
+                share = math.log(line.entropy / low) / math.log(high / low)
+                return cold * (hot / cold) ** share
+        return None
+
+    def _sweep(self, coupled: int, of: Callable[[Line], T]) -> dict[float, T]:
+        """Something of every line of softmax, by its temperature."""
+        return {
+            line.temperature: of(line)
+            for line in self.lines
+            if line.family == Arm("softmax", coupled) and line.temperature is not None
+        }
 
     def against_control(self, line: Line) -> tuple[str, Interval] | None:
         """(what the control is, accuracy of the line minus the control's)."""

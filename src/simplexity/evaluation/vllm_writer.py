@@ -21,6 +21,7 @@ from simplexity.draw import derive_seeds
 from simplexity.engines.clock import Clock
 from simplexity.evaluation.plan import RunPlan, Work, seed_of
 from simplexity.evaluation.written import Text, Written
+from simplexity.measures import SHARPEST
 from simplexity.models import end_tokens, loading, located, prompt_ids
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the plug-in in this process
@@ -149,7 +150,7 @@ class VLLMWriter:
 
     def _text(self, row: int, seed: int, ids: list[int], watch: Watch) -> Text:
         looks = [watch.looks[row, step] for step in range(0, len(ids), self.plan.every)]
-        known = [tau for _, tau in looks if math.isfinite(tau)]
+        known = [tau for entropy, tau in looks if math.isfinite(tau) and entropy > SHARPEST]
         return Text(
             row // self.plan.n,
             row % self.plan.n,

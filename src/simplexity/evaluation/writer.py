@@ -17,6 +17,7 @@ from simplexity.engines.many_rows import ManyRows, serves
 from simplexity.engines.transformers import Generated, generate
 from simplexity.evaluation.plan import RunPlan, Work, seed_of
 from simplexity.evaluation.written import Text, Written
+from simplexity.measures import tells_temperature
 from simplexity.models import LanguageModel, load_model
 
 
@@ -100,8 +101,8 @@ class TransformersWriter:
         looked = found.written[:, :: self.plan.every]
         count = looked.sum(-1)
         entropy = ((found.entropy * looked).sum(-1) / count).tolist()
-        tau = found.effective_temperature.nan_to_num(0.0, 0.0, 0.0) * looked
-        known = (found.effective_temperature.isfinite() & looked).sum(-1)
+        telling = tells_temperature(found.effective_temperature, found.entropy) & looked
+        tau, known = found.effective_temperature.where(telling, 0.0), telling.sum(-1)
         mean_tau, known = (tau.sum(-1) / known.clamp_min(1)).tolist(), known.tolist()
         lengths, finished = found.lengths.tolist(), found.finished.tolist()
         return [
