@@ -203,12 +203,11 @@ def _frontiers(axes: Any, summary: Summary, k: int) -> None:
     for i, (family, lines) in enumerate(summary.families.items()):
         if not lines[0].sampled.has(k):
             continue
-        spots = [(100 * line.sampled.pass_at(1).mean, 100 * line.sampled.pass_at(k).mean) for line in lines]
-        points = sorted(spots)
-        name = str(family)
-        axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour(i), label=name, markersize=5)
-        for line, spot in zip(lines, spots, strict=True):
-            told = "" if line.temperature is None else f"{line.temperature:g}"
+        lines = sorted(lines, key=lambda line: line.temperature or 0.0)
+        x, y = ([100 * line.sampled.pass_at(size).mean for line in lines] for size in (1, k))
+        axes.plot(x, y, "o-", color=colour(i), label=str(family), markersize=5, linewidth=1.2)
+        for line, *spot in (list(zip(lines, x, y, strict=True))[place] for place in {0, len(lines) - 1}):
+            told = "" if line.temperature is None else f"{line.temperature:g}"  # of both ends: more would overlap
             axes.annotate(told, spot, textcoords="offset points", xytext=(5, -9), fontsize=7, color=GREY)
     axes.set_xlabel("pass@1, %", color=INK)
     axes.set_ylabel(f"pass@{k}, %", color=INK)
