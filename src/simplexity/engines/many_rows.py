@@ -87,7 +87,7 @@ class ManyRows:
             torch.zeros(count, dtype=torch.bool, device=device),
         )
         self.clock.start()
-        self._read(prompts, n)
+        self.read(prompts, n)
         self.clock.stop()
         written = torch.zeros(count, max_new_tokens, dtype=torch.int64, device=device)
         ended = torch.full((count,), max_new_tokens, dtype=torch.int64, device=device)
@@ -97,7 +97,7 @@ class ManyRows:
         for step in range(max_new_tokens):
             live = len(rows.slots)
             self.clock.start()
-            scores = self._step(live)
+            scores = self.step(live)
             self.clock.stop()
             context = Context(step=step, seeds=rows.seeds, siblings=rows.count())
             if rows.codes is not None and rows.siblings is not None:
@@ -156,7 +156,7 @@ class ManyRows:
         )
         return found.transpose(1, 2)
 
-    def _read(self, prompts: list[list[int]], n: int) -> None:
+    def read(self, prompts: list[list[int]], n: int) -> None:
         """Keys and values of the prompts up to their last token, copied to the slots of their n texts."""
         rows = len(prompts) * n
         self.slots[:] = torch.arange(self.room, device=self.device)
@@ -176,7 +176,7 @@ class ManyRows:
                 for kept, new in zip(own, (layer.keys, layer.values), strict=True):
                     kept[start * n : (start + len(part)) * n, :, :longest] = new.repeat_interleave(n, 0)
 
-    def _step(self, live: int) -> Tensor:
+    def step(self, live: int) -> Tensor:
         """The scores after the newest token of the first `live` rows, `[live, V]`."""
         size = self.room
         while size * SHRINK >= live and size > 32:
