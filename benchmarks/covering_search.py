@@ -219,7 +219,7 @@ def main() -> None:
     seeds = torch.tensor([seed_of(plan, q) for q in questions], device=model.model.device)
     many = ManyRows(model.model, len(prompts) * given.n, max(map(len, prompts)) + given.max_tokens)
     given.out.mkdir(parents=True, exist_ok=True)
-    with torch.inference_mode(), chosen.grader() as grader, ThreadPoolExecutor(1) as pool:
+    with torch.inference_mode(), many.attached(), chosen.grader() as grader, ThreadPoolExecutor(1) as pool:
         waiting = []
         for arm in given.arms:
             way, *options = arm.split()

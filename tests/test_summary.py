@@ -11,7 +11,7 @@ from simplexity import decoder
 from simplexity.engines.trace import Trace
 from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.plan import RunPlan
-from simplexity.evaluation.records import Record
+from simplexity.evaluation.records import Ledger, Record
 from simplexity.evaluation.report import tables
 from simplexity.evaluation.summary import summarise
 from simplexity.measures import effective_temperature, entropy, tells_temperature
@@ -75,3 +75,11 @@ def test_the_control_has_the_same_mean_entropy(tmp_path):
     cells = [cell for _, _, rows in tables(found) for row in rows for cell in row]
     assert "≈ 0.500" in cells
     assert found.control(wide) is None
+
+
+def test_packed_records_are_not_run_over(tmp_path):
+    a_run(tmp_path, {"softmax": (0.1, [1, 0, 0, 0])})
+    plan = RunPlan(None, "gsm8k", ("softmax",), n=2, batch=4, controls=False)
+    with pytest.raises(ValueError, match="unpack them to go on there"), Ledger(tmp_path, plan, "x", {}):
+        pass
+    assert not (tmp_path / "records.jsonl").exists()

@@ -127,6 +127,8 @@ def load_model(name: str | None = None, device: str | None = None, dtype: str | 
         raise ValueError(f"unknown device {device!r}: use cpu, cuda or cuda:1") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
+    if place.index is not None and place.type == "cuda":
+        torch.cuda.set_device(place)  # kernels and graphs run on the current one
     if dtype not in (None, "auto", "float32", "float16", "bfloat16"):
         raise ValueError(f"dtype must be one of auto, float32, float16, bfloat16, got {dtype!r}")
     dtype = dtype or ("float32" if place.type == "cpu" else "auto")

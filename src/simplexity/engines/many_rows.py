@@ -8,6 +8,8 @@ those of `generate` up to the rounding of the model's sums.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +55,6 @@ class ManyRows:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.model, self.device, self.room, self.length = model, model.device, rows, length
         AttentionInterface.register(ATTENTION, _attention)
-        model.set_attn_implementation(ATTENTION)
         shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, size)
         self.cache = torch.zeros(shape, dtype=model.dtype, device=self.device)
         # of the row in each place of the batch: where its text lies, its newest token, and how many there are before it
@@ -73,12 +74,35 @@ class ManyRows:
         coupled: bool = False,
     ) -> Generated:
         """n texts for each prompt with its seed, as `generate` would draw them; `every` so many tokens a look at q."""
-        chosen, device, count = as_decoder(decoder), self.device, len(prompts) * n
-        if count > self.room or max(map(len, prompts)) + max_new_tokens > self.length:
+        chosen, device = as_decoder(decoder), self.device
+        if len(prompts) * n > self.room or max(map(len, prompts)) + max_new_tokens > self.length:
             raise ValueError(f"there is room for {self.room} texts of {self.length} tokens, prompts included")
-        begin = time.perf_counter()
-        seeds = seeds.to(device)
-        group = n if coupled or chosen.reads("siblings") else 1
+        with self.attached():
+            return self._generate(prompts, chosen, n, max_new_tokens, seeds.to(device), ends, every, coupled)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """The model reads with the attention that is known here: it does without a mask, so others must not see it."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(ATTENTION)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    def _generate(
+        self,
+        prompts: list[list[int]],
+        chosen: Decoder,
+        n: int,
+        max_new_tokens: int,
+        seeds: Tensor,
+        ends: list[int],
+        every: int,
+        coupled: bool,
+    ) -> Generated:
+        device, count, begin = self.device, len(prompts) * n, time.perf_counter()
+        group = n if chosen.reads("siblings") else 1  # a text that others are counted with stays as long as they do
         rows = Rows(
             torch.arange(count, device=device),
             derive_seeds(seeds, n),
@@ -93,19 +117,21 @@ class ManyRows:
         ended = torch.full((count,), max_new_tokens, dtype=torch.int64, device=device)
         stops = torch.tensor(ends, dtype=torch.int64, device=device)
         unsolved = torch.zeros((), dtype=torch.bool, device=device)
+        before = _padded(prompts, n, device) if chosen.penalises() else None
         trace, looks = Trace(every), []
         for step in range(max_new_tokens):
             live = len(rows.slots)
             self.clock.start()
             scores = self.step(live)
             self.clock.stop()
-            context = Context(step=step, seeds=rows.seeds, siblings=rows.count())
+            tokens = None if before is None else torch.cat([before[rows.slots], written[rows.slots, :step]], 1)
+            context = Context(tokens, step, rows.seeds, rows.count())
             if rows.codes is not None and rows.siblings is not None:
                 rows.codes.respread(rows.siblings)
             tokens, bad = self._draw(chosen, scores, context, rows.codes)
-            unsolved |= bad
+            unsolved |= (bad & ~rows.over).any()
             if step % every == 0:
-                looks.append(self._look(trace, chosen, scores, rows, step, tokens, count))
+                looks.append(self._look(trace, chosen, scores, rows, context, tokens, count))
             written[rows.slots, step] = tokens
             self.tokens[:live], self.lengths[:live] = tokens, self.lengths[:live] + 1
             if rows.siblings is not None:
@@ -129,11 +155,11 @@ class ManyRows:
         )  # fmt: skip
 
     def _draw(self, chosen: Decoder, scores: Tensor, context: Context, codes: Codes | None) -> tuple[Tensor, Tensor]:
-        """(tokens, whether a row could not be solved); a GPU is not waited for, and a CPU raises at once."""
+        """(tokens, which rows could not be solved); a GPU is not waited for, and a CPU raises at once."""
         if not scores.is_cuda:
-            return chosen.sample(scores, context=context, codes=codes), torch.zeros((), dtype=torch.bool)
+            return chosen.sample(scores, context=context, codes=codes), torch.zeros(len(scores), dtype=torch.bool)
         tokens, status = chosen.sample(scores, context=context, codes=codes, validate=False)
-        return tokens, (status != 0).any()
+        return tokens.clamp_min(0), status != 0  # the texts go on until it is noticed: −1 is no token
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """What transformers calls to keep the keys and values `[B, heads, 1, size]` of the newest tokens."""
@@ -208,17 +234,17 @@ class ManyRows:
         self.graphs[size] = graph, scores
 
     def _look(
-        self, trace: Trace, chosen: Decoder, scores: Tensor, rows: Rows, step: int, tokens: Tensor, count: int
+        self, trace: Trace, chosen: Decoder, scores: Tensor, rows: Rows, context: Context, tokens: Tensor, count: int
     ) -> Tensor:
         """q's entropy and effective temperature, `[2, count]`, by slot."""
         if scores.is_cuda:
             torch.cuda.synchronize()  # measuring waits for the GPU: what was queued before is not its own time
         found = torch.zeros(2, count, dtype=torch.float64, device=self.device)
-        siblings = rows.count()
         for start in range(0, len(tokens), MEASURED):
             part = slice(start, start + MEASURED)
-            context = Context(step=step, seeds=rows.seeds[part], siblings=None if siblings is None else siblings[part])
-            trace.add(chosen, scores[part], context, tokens[part])
+            own = {name: getattr(context, name) for name in ("tokens", "seeds", "siblings")}
+            own = {name: None if table is None else table[part] for name, table in own.items()}
+            trace.add(chosen, scores[part], replace(context, **own), tokens[part])
             found[0, rows.slots[part]] = trace.entropy.pop()
             found[1, rows.slots[part]] = trace.effective_temperature.pop()
         return found
@@ -257,6 +283,13 @@ class Rows:
             self.codes = replace(self.codes, code=self.codes.code[kept], seeds=self.codes.seeds[kept])
         if self.siblings is not None:
             self.siblings.same = self.siblings.same[kept[::group] // group]
+
+
+def _padded(prompts: list[list[int]], n: int, device: torch.device) -> Tensor:
+    """The prompts of the n texts each, padded on the left with −1."""
+    longest = max(map(len, prompts))
+    table = torch.tensor([[-1] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
+    return table.repeat_interleave(n, 0)
 
 
 def _attention(

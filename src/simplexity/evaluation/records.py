@@ -72,7 +72,9 @@ class Ledger:
         self._lock.close()
 
     def _begin(self) -> None:
-        path = self.folder / "plan.json"
+        path, packed = self.folder / "plan.json", self.folder / "records.jsonl.gz"
+        if packed.exists():
+            raise ValueError(f"{packed} holds records of a run: unpack them to go on there, or take another folder")
         if path.exists():
             found = json.loads(path.read_text())
             difference = self.plan.difference(found["plan"])

@@ -131,7 +131,7 @@ def _every_line(summary: Summary) -> tuple[str, str, Rows]:
         row += [f"{line.entropy:.3f}", _sharpness(summary, line), f"{line.tokens:.0f}", f"{line.cut:.0%}"]
         rows.append([*row, f"{line.seconds:.2g}"])
     note = (
-        "The effective temperature is that of the softmax with the same entropy, mean over the tokens that tell; "
+        "The effective temperature is that of the softmax with the same entropy, mean over texts by their length; "
         "with ≈ that of the softmax with the same mean entropy, read off the sweep."
     )
     if any(line.arm.coupled > 1 for line in summary.lines):

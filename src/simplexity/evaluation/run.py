@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -115,7 +115,7 @@ def control_of(arm: Arm, records: Sequence[Record]) -> Arm | None:
 
 
 def mean_temperature(records: Sequence[Record]) -> float | None:
-    """The effective temperature, mean over all tokens; None where it is not known of any."""
+    """The effective temperature, mean over texts by their length; None where it is not known of any."""
     taus = [(r.effective_temperature, r.tokens) for r in records if r.effective_temperature is not None]
     return sum(tau * tokens for tau, tokens in taus) / sum(tokens for _, tokens in taus) if taus else None
 
@@ -135,6 +135,8 @@ class Grading:
         try:
             if kind is None:
                 self.wait()
+            elif issubclass(kind, Exception):  # what is written is kept; only who interrupts does not want to wait
+                wait(self.pending)
         finally:
             self.pool.shutdown(cancel_futures=True)
 
