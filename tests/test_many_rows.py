@@ -12,8 +12,8 @@ from simplexity.models import load_model
 
 GPU = torch.cuda.is_available()
 SPECS = [
-    ("softmax:temperature=0.5,repetition=1.05", False),
-    ("top-p:p=0.9,temperature=0.5", True),
+    pytest.param("softmax:temperature=0.5,repetition=1.05", False, marks=pytest.mark.slow),
+    pytest.param("top-p:p=0.9,temperature=0.5", True, marks=pytest.mark.slow),
     ("tree-bok:beta=4,alone=0.3,together=0.8", True),
 ]
 
