@@ -23,6 +23,7 @@ from simplexity.evaluation.run import evaluate
 from simplexity.evaluation.task import Question
 from simplexity.evaluation.tasks import task
 from simplexity.evaluation.writer import TransformersWriter
+from stopped_runs import go
 
 pytestmark = pytest.mark.xdist_group("model")
 QUESTIONS = [
@@ -48,20 +49,6 @@ def plan(data) -> RunPlan:
 @pytest.fixture(scope="module")
 def writer():
     return TransformersWriter(RunPlan(None, "gsm8k", ("softmax",), n=2), "Put the answer in a box.", "cpu")
-
-
-def go(plan, folder, writer, count=None):
-    """Evaluate; `count` batches are written at most, then the process is as good as killed."""
-    writer.plan = plan
-
-    class Stops:
-        def write_all(self, works):
-            for number, work in enumerate(works):
-                if count is not None and number >= count:
-                    raise KeyboardInterrupt
-                yield work, writer.write(work)
-
-    return evaluate(plan, task("gsm8k"), folder, Stops)
 
 
 def without_times(folder) -> list[dict]:
@@ -104,6 +91,12 @@ def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_p
     assert without_times(broken) == found
     assert not go(plan, broken, writer).writing, "nothing was left to do"
     assert without_times(broken) == found
+
+
+def test_what_is_written_when_an_error_ends_the_run_is_graded_and_kept(plan, writer, tmp_path):
+    with pytest.raises(RuntimeError):
+        go(plan, tmp_path, writer, count=2, end=RuntimeError)
+    assert {record.batch for record in read_run(tmp_path)[2]} == {0, 1}
 
 
 def test_coupled_groups_beside_independent_samples(plan, writer, tmp_path):

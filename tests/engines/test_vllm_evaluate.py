@@ -28,6 +28,7 @@ from simplexity.evaluation.task import Question  # noqa: E402
 from simplexity.evaluation.tasks import task  # noqa: E402
 from simplexity.evaluation.vllm_writer import VLLMWriter  # noqa: E402
 from simplexity.evaluation.writer import TransformersWriter  # noqa: E402
+from stopped_runs import go  # noqa: E402
 
 QUESTIONS = [
     ("What is 2 + 3?", "5"), ("Tom has 4 apples and buys 3 more. How many has he?", "7"), ("What is 10 - 4?", "6"),
@@ -55,20 +56,6 @@ def writer(plan):
 @pytest.fixture(scope="module")
 def beside(plan):
     return TransformersWriter(plan, SYSTEM, "cpu")
-
-
-def go(plan, folder, writer, count=None):
-    """Evaluate; `count` batches are written at most, then the process is as good as killed."""
-    writer.plan = plan
-
-    class Stops:
-        def write_all(self, works):
-            for number, work in enumerate(works):
-                if count is not None and number >= count:
-                    raise KeyboardInterrupt
-                yield work, writer.write(work)
-
-    return evaluate(plan, task("gsm8k"), folder, Stops)
 
 
 def texts(writer, plan):
