@@ -6,8 +6,9 @@
 Every second question from the first (or, with --second-half, from the second), n samples each in groups of k. An arm's
 file is written when it is graded; of all that are there pass@1 and pass@k are printed. Programs of the model are run.
 
-A text's local context is its last m tokens. Quotas: where the others of the group have been v times and chose a token
-c times, a text draws it by max(0, (v+1)·p − c); texts that arrive at the same step share evenly spread numbers.
+A text's local context is its last m tokens; with fork=1 also which two tokens are the best to come. Quotas: where the
+others of the group have been v times and chose a token c times, a text draws it by max(0, (v+1)·p − strength·c); texts
+that arrive at the same step share evenly spread numbers.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class Draws:
 
     def q(self, scores: Tensor, t: Tensor) -> Tensor:
         """A softmax, without what is below `minp` of its best token."""
-        q = torch.softmax(scores.float() / t.unsqueeze(-1), -1)
-        if "minp" in self.options:
-            q = torch.where(q >= float(self.options["minp"]) * q.amax(-1, keepdim=True), q, 0.0)
+        q = (scores / t.unsqueeze(-1)).softmax(-1)  # in float32, as t is
+        if "minp" not in self.options:
+            return q
+        q = torch.where(q >= float(self.options["minp"]) * q.amax(-1, keepdim=True), q, 0.0)
         return q / q.sum(-1, keepdim=True)
 
     def keep(self, kept: Tensor) -> None:
@@ -116,6 +118,8 @@ class Quotas(Draws):
     def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
         """As above."""
         here = self._context(written, slots, step)
+        if "fork" in self.options:
+            here = derived_seed(here, _best_two(scores))
         column = torch.zeros_like(self.own)
         column[slots] = here
         groups, others = slots.view(-1, self.k), ~torch.eye(self.k, dtype=torch.bool, device=slots.device)
@@ -127,8 +131,12 @@ class Quotas(Draws):
         visits, t = hit.sum(-1), self.t[slots]
         if "first" in self.options:
             t = torch.where(visits == 0, float(self.options["first"]), t)
-        q = self.q(scores, t) * (visits + 1).unsqueeze(-1)
-        q = q.scatter_add_(1, tokens.clamp_min(0), -hit.float()).clamp_min_(0.0)
+        strength = float(self.options.get("strength", "1"))
+        q = self.q(scores, t)
+        left = (q * (visits + 1).unsqueeze(-1)).scatter_add_(1, tokens.clamp_min(0), -strength * hit.float())
+        left.clamp_min_(0.0)
+        # with a strength above 1 the others may have used up everything
+        q = left if strength <= 1 else torch.where(left.sum(-1, keepdim=True) > 1e-6, left, q)
         together = here.view(-1, self.k, 1) == here.view(-1, 1, self.k)
         rank = (together & torch.ones_like(together[0]).tril(-1)).sum(-1) / together.sum(-1)
         shared = uniform(derived_seed(self.groups[slots], here), step)
@@ -140,6 +148,13 @@ class Quotas(Draws):
         for place in range(step - self.m, step):
             found = derived_seed(found, written[slots, place] if place >= 0 else torch.full_like(slots, -1))
         return found
+
+
+def _best_two(scores: Tensor) -> Tensor:
+    """A number for the two best tokens, in either order, `[rows]`."""
+    first = scores.argmax(-1, keepdim=True)
+    second = scores.scatter(-1, first, -torch.inf).argmax(-1, keepdim=True)
+    return (torch.minimum(first, second) * scores.shape[-1] + torch.maximum(first, second)).squeeze(-1)
 
 
 WAYS: dict[str, type[Draws]] = {"softmax": Draws, "coupled": Coupled, "tree": Tree, "quotas": Quotas}

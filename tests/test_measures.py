@@ -18,6 +18,15 @@ def test_effective_temperature_of_a_softmax_is_its_temperature(scale, temperatur
     torch.testing.assert_close(found, torch.full_like(found, temperature * scale), rtol=1e-6, atol=0)
 
 
+def test_few_passes_find_the_effective_temperature_of_sharp_rows(monkeypatch):
+    s = torch.randn(400, 500).double().mul_(torch.linspace(1, 30, 400).unsqueeze(-1))
+    target = entropy(torch.softmax(s / 0.5, -1))
+    assert (target < 1e-6).any(), "some are as sharp as the certain tokens of a text"
+    monkeypatch.setattr("simplexity.measures.NEWTON_STEPS", 12)
+    found = effective_temperature(s, target)[target > 1e-9]
+    torch.testing.assert_close(found, torch.full_like(found, 0.5), rtol=1e-7, atol=0)
+
+
 def test_effective_temperature_where_it_has_no_or_no_finite_value():
     s = torch.tensor([[3.0, 2.0, 0.0], [1.0, 1.0, 1.0], [3.0, 3.0, 0.0], [3.0, 3.0, 0.0]]).double()
     one_hot, uniform = torch.tensor(0.0).double(), torch.tensor(math.log(3)).double()

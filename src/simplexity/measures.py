@@ -9,7 +9,7 @@ from simplexity.rows import softmax_
 
 LEAST = -700.0  # e^-700 is still a normal number; below, processors crawl
 SHARPEST = 1e-9  # nats: below, q is one token to the digits it has, and every low temperature would do
-NEWTON_STEPS = 200  # about seven are taken; bisection alone would do with eighty
+NEWTON_STEPS = 200  # about eight are taken; bisection alone would do with eighty
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +74,9 @@ def effective_temperature(scores: Tensor, target: Tensor) -> Tensor:
     spread = -x.masked_fill(~allowed, 0.0).amin(-1)
     step = -x.masked_fill(~allowed | (x == 0), -torch.inf).amax(-1)
     usable = (tied < count) & (target > lowest + slack.clamp_max(1e-12)) & (target < highest - slack)
-    low = torch.where(usable, torch.log(1e-9 / spread), 0.0)
-    high = torch.where(usable, torch.log(700.0 / step), 1.0)
-    beta = _matching(x, target.clamp_min(1e-300).log(), low, high).exp()
-    result = torch.where(usable, 1.0 / beta, torch.nan)
+    low, high, aim = torch.log(1e-9 / spread), torch.log(700.0 / step), target.clamp_min(1e-300).log()
+    result = torch.full_like(target, torch.nan)
+    result[usable] = torch.exp(-_matching(*(table[usable] for table in (x, aim, low, high))))
     result = torch.where((tied < count) & (target >= highest - slack), torch.inf, result)
     return torch.where((tied == 1) & (count > 1) & (target <= slack.clamp_max(1e-12)), 0.0, result)
 
@@ -92,26 +91,37 @@ def tells_temperature(temperature: Tensor, entropy: Tensor) -> Tensor:
 
 
 def _matching(x: Tensor, aim: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """log β in [low, high] `[...]` at which the log-entropy of softmax(βx) is `aim`, x <= 0 with maximum 0.
+    """log β in [low, high] `[rows]` at which the log-entropy of softmax(βx) is `aim`; x `[rows, V]` with maximum 0.
 
     Newton's method from β = 1, with a bisection wherever it leaves the bracket: d log H / d log β = −β²·Var(x)/H.
-    The logarithm is smooth where the entropy is tiny.
+    The logarithm is smooth where the entropy is tiny, and the maxima are left out of the sums: beside a 1 a tiny mass
+    would lose its digits, and the search would only end when its bracket is empty. Rows that have arrived leave.
     """
-    t = torch.zeros_like(low).clamp(low, high)
+    found = torch.zeros_like(low).clamp(low, high)
+    best = (x == 0).sum(-1).double()
+    x = x.masked_fill(x == 0, -torch.inf)
+    rows, t = torch.arange(len(x), device=x.device), found
     for _ in range(NEWTON_STEPS):
         y = (x * t.exp().unsqueeze(-1)).clamp_min_(LEAST)
         e = torch.exp(y)
-        mass = e.sum(-1)
+        rest = e.sum(-1)
+        mass = best + rest
         drift = e.mul_(y)  # e·y
         mean = drift.sum(-1) / mass
         variance = (drift.mul_(y).sum(-1) / mass - mean.square()).clamp_min_(1e-300)
-        entropy = (mass.log() - mean).clamp_min_(1e-300)
+        entropy = (best.log() + torch.log1p(rest / best) - mean).clamp_min_(1e-300)
         miss = entropy.log() - aim
         low, high = torch.where(miss > 0, t, low), torch.where(miss < 0, t, high)
         better = t + miss * entropy / variance
-        better = torch.where((better > low) & (better < high), better, (low + high) / 2)
-        arrived = bool(((better - t).abs() <= 1e-12 * (1 + t.abs())).all())
-        t = better
-        if arrived:
+        close = 1e-12 * (1 + t.abs())
+        # a step that is all rounding may end outside the bracket, and is no reason to bisect
+        inside = (better > low) & (better < high) | ((better - t).abs() <= close)
+        better = torch.where(inside, better, (low + high) / 2)
+        far = (better - t).abs() > close
+        found[rows], t = better, better
+        on = far.nonzero().squeeze(-1)
+        if not len(on):
             break
-    return t
+        if len(on) <= 0.7 * len(rows):
+            x, aim, low, high, best, rows, t = (table[on] for table in (x, aim, low, high, best, rows, t))
+    return found

@@ -20,7 +20,7 @@ from simplexity.decoders import decoder
 from simplexity.evaluation.arms import Arm
 from simplexity.evaluation.plan import RunPlan, Work, batches, fingerprint
 from simplexity.evaluation.records import Ledger, Record
-from simplexity.evaluation.task import Grader, Question, Task
+from simplexity.evaluation.task import Grade, Grader, Task
 from simplexity.evaluation.written import Written
 
 SHARPER = 0.97  # of its own temperature: below, a decoder sharpens, and gets a softmax of the same sharpness beside it
@@ -127,6 +127,7 @@ class Grading:
         self.ledger, self.grader, self.times, self.progress = ledger, grader, times, progress
         self.pool = ThreadPoolExecutor(1)
         self.pending: deque[Future[None]] = deque()
+        self.known: dict[tuple[str, str], Grade] = {}  # cold decoders write the same text again and again
 
     def __enter__(self) -> Self:
         return self
@@ -157,22 +158,25 @@ class Grading:
         self.times.waiting += time.perf_counter() - start
 
     def _keep(self, work: Work, written: Written) -> None:
-        self.ledger.append(work, graded(work, written, self.grader))
+        pairs = [(work.questions[t.question], t.text) for t in written.texts]
+        new = {(question.id, text): (question, text) for question, text in pairs}
+        new = {key: pair for key, pair in new.items() if key not in self.known}
+        self.known |= zip(new, self.grader.grade(list(new.values())), strict=True)
+        grades = [self.known[question.id, text] for question, text in pairs]
+        self.ledger.append(work, records(work, written, grades))
         self.progress.finished(str(work.arm), len(written.texts))
 
 
-def graded(work: Work, written: Written, grader: Grader) -> list[Record]:
+def records(work: Work, written: Written, grades: Sequence[Grade]) -> list[Record]:
     """The records of a batch."""
-    pairs: list[tuple[Question, str]] = [(work.questions[t.question], t.text) for t in written.texts]
-    grades = grader.grade(pairs)
     share = round(written.seconds / len(written.texts), 4)
     return [
         Record(
-            work.arm.decoder, work.number, question.id, text.sample, text.seed, text.text, text.tokens, text.finish,
-            text.entropy, text.effective_temperature, grade.correct, grade.answer, grade.reason, share,
-            work.arm.coupled, work.arm.group(text.sample),
+            work.arm.decoder, work.number, work.questions[text.question].id, text.sample, text.seed, text.text,
+            text.tokens, text.finish, text.entropy, text.effective_temperature, grade.correct, grade.answer,
+            grade.reason, share, work.arm.coupled, work.arm.group(text.sample),
         )
-        for text, (question, _), grade in zip(written.texts, pairs, grades, strict=True)
+        for text, grade in zip(written.texts, grades, strict=True)
     ]  # fmt: skip
 
 

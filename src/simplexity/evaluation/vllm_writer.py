@@ -121,7 +121,7 @@ class VLLMWriter:
             raise RuntimeError(f"{work.arm} did not decide about every token, of batch {work.number}: {rows}")
         tokens = [list(out.outputs[0].token_ids) for out in outs]
         texts = [self._text(row, seed, ids, watch) for row, (seed, ids) in enumerate(zip(seeds, tokens, strict=True))]
-        return Written(texts, seconds, clock.seconds(), watch.seconds)
+        return Written(lambda: texts, seconds, clock.seconds(), watch.seconds)
 
     def _requests(self, work: Work) -> tuple[list[Any], list[Any], list[int]]:
         """(prompts, sampling parameters, seeds), one for each text."""

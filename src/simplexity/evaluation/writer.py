@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class TransformersWriter:
 
     def write(self, work: Work) -> Written:
         """n texts for each question of the batch."""
-        plan, model = self.plan, self.language_model
+        plan, model, start = self.plan, self.language_model, time.perf_counter()
         inputs = model.encode([q.prompt for q in work.questions], plan.raw, self.system)
         room = None if model.context is None else model.context - inputs["input_ids"].shape[1]
         limit = plan.max_new_tokens if room is None else min(plan.max_new_tokens, room)
@@ -49,11 +50,14 @@ class TransformersWriter:
         # the samples of one prompt and one seed are coupled: the prompt stands there once for each group
         inputs = {name: table.repeat_interleave(plan.n // together, 0) for name, table in inputs.items()}
         write = self._write_many if model.model.device.type == "cuda" and serves(model.model) else self._generate
-        start = time.perf_counter()
+        begin = time.perf_counter()
         with torch.inference_mode():
             found, forward = write(inputs, work.arm.decoder, together, limit, seeds, coupled)
-        seconds = time.perf_counter() - start
-        return Written(self._texts(found, own.tolist()), seconds, forward, seconds - found.seconds)
+        looking = time.perf_counter() - begin - found.seconds
+        # to the host now: another thread must not touch a GPU that captures a graph
+        host = {name: table.cpu() for name, table in vars(found).items() if isinstance(table, Tensor)}
+        found = replace(found, **host)
+        return Written(lambda: self._texts(found, own.tolist()), time.perf_counter() - start, forward, looking)
 
     def _generate(
         self, inputs: dict[str, Tensor], decoder: str, n: int, limit: int, seeds: Tensor, coupled: bool
