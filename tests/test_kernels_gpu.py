@@ -211,10 +211,12 @@ def test_two_models():
 
 def test_a_row_depends_on_itself_alone():
     x, seeds = awkward(SIZES[-1]).to(DEVICE), torch.arange(7, device=DEVICE)
-    for spec in SPECS[:3]:
+    crowd = 60 if GPU else 1  # more rows than multiprocessors
+    x, seeds = x.repeat(crowd, 1), seeds.repeat(crowd)
+    for spec in SPECS if GPU else SPECS[:3]:
         plan = plan_of(spec)
         together = gpu.fused_draw(x, plan, seeds, 5)
-        for i in (0, 2, 6):
+        for i in (0, 2, 6, len(x) - 4):
             alone = gpu.fused_draw(x[i : i + 1], plan, seeds[i : i + 1], 5)
             assert alone.tokens[0] == together.tokens[i]
             assert alone.log_q[0] == together.log_q[i]
@@ -257,9 +259,11 @@ class TestOnTheGPU:
         with pytest.raises(ValueError, match="row 2"):
             decoder("top-p").sample(x)
 
-    @pytest.mark.parametrize("spec", SPECS[:3])
+    @pytest.mark.parametrize(
+        "spec", [*SPECS[:3], "min-p", "sparsemax", "entmax", "kl", "bok", *SPECS[11:12], *SPECS[15:17]]
+    )
     def test_a_million_draws(self, spec):
-        x = 3 * torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
         q, plan = decoder(spec).distribution(x.double())[0], plan_of(spec)
         wide, counts = x.cuda().expand(10_000, -1).contiguous(), torch.zeros(5000, dtype=torch.float64)
         for part in range(100):

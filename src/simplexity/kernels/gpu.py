@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from simplexity.kernels.plans import RULES, Plan
 rows: Any = gpu_rows
 
 TILE, TILE_WARPS, ROW_WARPS = 4096, 8, 8  # the fastest of those tried on an H200
+REGISTERS = 128  # a thread, where there are more rows than multiprocessors: two rows then share one
 GROUP, GROUPS = rows.GROUP, rows.GROUPS
 NARROW = {kind.value: sizes for kind, sizes in rows.NARROW.items()}
 KINDS = {
@@ -151,9 +153,25 @@ def _run(
             KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile,
             NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
             PACK=packed if tiles * per_tile >= 2 * packed else 0, DRAW=draw,
-            SEEDED=uniforms is None, SCALARS=task.scalars, num_warps=row_warps,
+            SEEDED=uniforms is None, SCALARS=task.scalars, num_warps=row_warps, **_crowded(batch, device),
         )  # fmt: skip
     return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, floats, scalars)
+
+
+def _crowded(batch: int, device: torch.device) -> dict[str, int]:
+    """How the row kernel is compiled for so many rows.
+
+    Left alone it takes every register of a multiprocessor, which is fastest for one row and makes others wait. Fewer
+    warps would do as well, but sum in another order: a row's draw must not depend on how many there are.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or batch <= _multiprocessors(device):
+        return {}
+    return {"maxnreg": REGISTERS}
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _parameter(value: Any, dtype: torch.dtype, logits: Tensor) -> tuple[Tensor, int]:
