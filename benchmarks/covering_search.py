@@ -190,11 +190,15 @@ def write(many: ManyRows, draws: Draws, prompts: list[list[int]], n: int, limit:
 
 
 def graded(path: Path, arm: str, chosen: Task, pairs: list[tuple[Question, str]], grader: Any, n: int, k: int) -> None:
-    """Write who was right: a 0 or 1 for each sample of a question."""
+    """Write who was right, a 0 or 1 for each sample of a question, and who gave the same answer: its place among them."""
     right: dict[str, str] = {}
+    said: dict[str, list[str | None]] = {}
     for (question, _), grade in zip(pairs, grader.grade(pairs), strict=True):
         right[question.id] = right.get(question.id, "") + str(int(grade.correct))
-    path.write_text(json.dumps({"arm": arm, "task": chosen.name, "n": n, "k": k, "right": right}) + "\n")
+        said.setdefault(question.id, []).append(grade.answer)
+    answers = {id: [-1 if x is None else row.index(x) for x in row] for id, row in said.items()}
+    found = {"arm": arm, "task": chosen.name, "n": n, "k": k, "right": right, "answers": answers}
+    path.write_text(json.dumps(found) + "\n")
     print(f"  graded {arm}", flush=True)
 
 
