@@ -190,7 +190,7 @@ def write(many: ManyRows, draws: Draws, prompts: list[list[int]], n: int, limit:
 
 
 def graded(path: Path, arm: str, chosen: Task, pairs: list[tuple[Question, str]], grader: Any, n: int, k: int) -> None:
-    """Write who was right, a 0 or 1 for each sample of a question, and who gave the same answer: its place among them."""
+    """Write who was right, a 0 or 1 for each sample of a question, and who said the same, by the first who did."""
     right: dict[str, str] = {}
     said: dict[str, list[str | None]] = {}
     for (question, _), grade in zip(pairs, grader.grade(pairs), strict=True):
