@@ -52,6 +52,22 @@ def test_scores_are_means_over_whole_groups(size):
         Sampled(tuple("abcde"), correct, answers, coupled=4)
 
 
+def test_evenly_spread_codes_are_nested():
+    """A group of four holds two of two, and their score is what pairs drawn for themselves have."""
+    table = "aabbcccc"
+    said = lambda u, size: [table[int(8 * ((u + i / size) % 1))] for i in range(size)]  # noqa: E731
+    starts = [(i + 0.5) / 8 for i in range(8)]
+    fours, pairs = [said(u, 4) for u in starts], [said(u, 2) for u in starts]
+    right = torch.tensor([[a == "a" for a in row] for row in fours])
+    sampled = Sampled(tuple(map(str, range(8))), right, fours, coupled=4, nested=True)
+    assert [k for k in range(1, 9) if sampled.has(k)] == [1, 2, 4]
+    assert sampled.pass_at(2).mean == sum("a" in pair for pair in pairs) / 8
+    assert sampled.distinct(2).mean == sum(len(set(pair)) for pair in pairs) / 8
+    assert sampled.pass_at(2).values.tolist() == [sum(any(row[i::2]) for i in (0, 1)) / 2 for row in right.tolist()]
+    with pytest.raises(ValueError, match="k must be 1, 2 or 4"):
+        sampled.pass_at(3)
+
+
 def test_subsets_are_biased_where_groups_are_not():
     """Every pair of codes for two groups of 2: answer a below 1/4, b below 1/2, else c; only a is right."""
 
@@ -205,7 +221,7 @@ def test_a_report_of_both_ways(tmp_path):
     hot = {row[0]: row for row in body if row[0].startswith("`softmax`")}
     assert set(hot) == {"`softmax`", "`softmax`, coupled 4"}
     independent, coupled = hot["`softmax`"], hot["`softmax`, coupled 4"]
-    assert [coupled[i] for i in at.values()] == ["–", "100.0", "–", "0.0", "2.00"]
+    assert [coupled[i] for i in at.values()] == ["50.0", "100.0", "–", "0.0", "2.00"]
     assert independent[at["pass@4"]] == f"{100 * (1 - 15 / 70):.1f}"
     assert "–" not in independent
 
@@ -222,10 +238,12 @@ def test_a_report_of_both_ways(tmp_path):
     # at pass@1 = 1/4 it is the hot settings' difference, at 5/14 the cold ones', linear between them
     assert above.estimate == pytest.approx((15 / 70 + expected.estimate) / 2)
     assert summary.area(Arm("softmax", 4), 8) is None
-    assert [found["Frontiers"][1][i] for i in (0, 1, 3)] == ["`softmax`, coupled 4", "–", "–"]
+    name, at_2, _, at_8 = found["Frontiers"][1]
+    assert (name, at_8) == ("`softmax`, coupled 4", "–")
+    assert at_2.startswith("+")
 
     said = next(path for path in write_report(tmp_path / "run", tmp_path / "out") if path.name == "report.md")
-    assert "only k = 1 and the size of the group are defined" in said.read_text()
+    assert "every second, every fourth … of a group, which are groups of their own" in said.read_text()
     assert "independent or coupled in groups of 4" in said.read_text()
     assert "![pass@1 against pass@4]" in said.read_text()
 
@@ -242,6 +260,6 @@ def test_a_report_of_coupled_samples_alone(tmp_path):
     cells = {row[0]: row[1:] for row in rows[1:]}
     assert [cells[f"`top-k`, coupled {k}"] for k in (2, 4)] == [
         ["+0.0 [+0.0, +0.0]", "–"],
-        ["–", "+0.0 [+0.0, +0.0]"],
+        ["+0.0 [+0.0, +0.0]", "+0.0 [+0.0, +0.0]"],
     ]
     write_report(tmp_path / "run", tmp_path / "out")

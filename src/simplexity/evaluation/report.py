@@ -136,8 +136,8 @@ def _every_line(summary: Summary) -> tuple[str, str, Rows]:
     )
     if any(line.arm.coupled > 1 for line in summary.lines):
         note += (
-            " Coupled samples are scored in the groups they were drawn in: k samples out of larger groups are not what "
-            "a group of k would have been, so that only k = 1 and the size of the group are defined (–: not defined)."
+            " Coupled samples are scored in the groups they were drawn in, and in every second, every fourth … of a "
+            "group, which are groups of their own, unless samples look at who is with them (–: not defined)."
         )
     return "Every decoder", note, rows
 

@@ -7,8 +7,9 @@ Both are expectations over a random subset of k of the n samples, so both are un
 The score of a configuration is the mean over its questions.
 
 That holds for independent samples. Where they are coupled in groups of G, a subset is not what the decoder would have
-drawn: at k = G a score is the mean of the whole groups' own, at k = 1 it is as above, since each sample alone is an
-exact draw, and no other k is defined.
+drawn: at k = G a score is the mean of the whole groups' own, and at k = 1 it is as above, since each sample alone is an
+exact draw. Evenly spread codes are nested: every second one of eight is a group of four. So a k that divides G is the
+mean over those; no other is defined, and none but 1 and G where samples look at who is with them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Answers = Sequence[Sequence[str | None]]
 class Sampled:
     """The n samples of one configuration for each question, `[questions, n]` throughout.
 
-    `coupled` samples in a row are a group that was drawn together; 1: all are independent.
+    `coupled` samples in a row are a group that was drawn together; 1: all are independent. `nested` groups hold smaller
+    ones: with d = coupled / k, every d-th sample makes a group of k.
 
     >>> s = Sampled(("a", "b"), torch.tensor([[True, True, False], [False, False, True]]), [["1", "1", "2"], ["3"] * 3])
     >>> s.accuracy().mean, round(s.pass_at(2).mean, 4), round(s.majority_at(3).mean, 4), s.distinct().mean
@@ -50,6 +52,7 @@ class Sampled:
     tokens: Tensor | None = None
     seconds: Tensor | None = None
     coupled: int = 1
+    nested: bool = False
 
     def __post_init__(self) -> None:
         _check_table(self.answers, self.correct)
@@ -88,16 +91,22 @@ class Sampled:
 
     def has(self, k: int) -> bool:
         """Whether the scores of k samples can be told from these."""
-        return 1 <= k <= self.correct.shape[1] and (self.coupled == 1 or k in (1, self.coupled))
+        if self.coupled == 1 or k == 1:
+            return 1 <= k <= self.correct.shape[1]
+        return k == self.coupled or (self.nested and 1 < k < self.coupled and self.coupled % k == 0)
 
     def _at(self, k: int, score: Callable[[Answers, Tensor], Tensor]) -> PerQuestion:
         """The score of k samples: over all subsets of independent ones, over whole groups of coupled ones."""
         if self.coupled == 1 or k == 1:
             return self.per_question(score(self.answers, self.correct))
-        if k != self.coupled:
-            raise ValueError(f"k = {k} of samples coupled in groups of {self.coupled}: k must be 1 or {self.coupled}")
-        answers = [row[i : i + k] for row in self.answers for i in range(0, len(row), k)]
-        groups = score(answers, self.correct.reshape(-1, k))
+        if not self.has(k):
+            sizes = [size for size in range(1, self.coupled + 1) if self.has(size)]
+            told = f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"
+            raise ValueError(f"k = {k} of samples coupled in groups of {self.coupled}: k must be {told}")
+        size, apart = self.coupled, self.coupled // k
+        places = [range(i + j, i + size, apart) for i in range(0, self.correct.shape[1], size) for j in range(apart)]
+        answers = [[row[place] for place in group] for row in self.answers for group in places]
+        groups = score(answers, torch.stack([self.correct[:, list(group)] for group in places], 1).flatten(0, 1))
         return self.per_question(groups.reshape(len(self.questions), -1).mean(1))
 
 

@@ -66,9 +66,9 @@ class Summary:
 
     @property
     def ks(self) -> list[int]:
-        """1, 2, 4 … up to n where samples are independent, and the sizes of coupled groups."""
-        powers = {2**i for i in range(12) if 2**i <= self.plan.n} | {self.plan.n}
-        return sorted({1, *self.plan.coupled} | (powers if 1 in self.plan.coupled else set()))
+        """1, 2, 4 … up to n where samples are independent, or to the largest coupled group; and those groups' sizes."""
+        most = self.plan.n if 1 in self.plan.coupled else max(self.plan.coupled)
+        return sorted({1, most, *self.plan.coupled} | {2**i for i in range(12) if 2**i <= most})
 
     @property
     def sizes(self) -> list[int]:
@@ -180,13 +180,14 @@ def summarise(folder: Path) -> Summary:
 def _line(arm: Arm, asked: bool, n: int, questions: Sequence[str], samples: dict[str, dict[int, Record]]) -> Line:
     table = [[samples[question][i] for i in range(n)] for question in questions]
     flat = [record for row in table for record in row]
+    made: Any = decoder(arm.decoder)
     sampled = Sampled(
         tuple(questions),
         torch.tensor([[record.correct for record in row] for row in table]),
         [[record.answer for record in row] for row in table],
         coupled=arm.coupled,
+        nested=not made.reads("siblings"),
     )
-    made: Any = decoder(arm.decoder)
     count = len(flat)
     return Line(
         arm,
