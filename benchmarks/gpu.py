@@ -165,7 +165,7 @@ def main() -> None:
             results.append({"shape": shape, "vocabulary": size, "batch": batch, "dtype": kind, "rows": rows})
             del x
             torch.cuda.empty_cache()
-    record(arguments.out, results, simplexity, torch, triton)
+            record(arguments.out, results, simplexity, torch, triton)  # whole so far: a run may be cut off
 
 
 if __name__ == "__main__":

@@ -193,19 +193,29 @@ def frontier_figure(summary: Summary) -> Any:
     """pass@1 against pass@k, a panel for each size k of a set, in it a curve for each family; None where n is 1."""
     if summary.plan.n < 2:
         return None
-    made = figure(7.5 * len(summary.sizes), 5.2)
-    for axes, k in zip(made.subplots(1, len(summary.sizes), squeeze=False)[0], summary.sizes, strict=True):
+    rows = -(-len(summary.families) // (2 * len(summary.sizes)))
+    made = figure(7.5 * len(summary.sizes), 4.8 + 0.2 * rows)
+    panels = made.subplots(1, len(summary.sizes), squeeze=False)[0]
+    for axes, k in zip(panels, summary.sizes, strict=True):
         _frontiers(axes, summary, k)
+    named = {name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    # below the panels: there is no room beside a dozen curves
+    columns = 2 * len(summary.sizes)
+    made.legend(named.values(), named, loc="outside lower left", ncols=columns, fontsize=8, frameon=False)
     return made
 
 
 def _frontiers(axes: Any, summary: Summary, k: int) -> None:
-    for i, (family, lines) in enumerate(summary.families.items()):
+    decoders = list(dict.fromkeys(family.decoder for family in summary.families))
+    for family, lines in summary.families.items():
         if not lines[0].sampled.has(k):
             continue
         lines = sorted(lines, key=lambda line: line.temperature or 0.0)
         x, y = ([100 * line.sampled.pass_at(size).mean for line in lines] for size in (1, k))
-        axes.plot(x, y, "o-", color=colour(i), label=str(family), markersize=5, linewidth=1.2)
+        chosen = colour(decoders.index(family.decoder))
+        # one colour a decoder: hollow and dashed where its samples are coupled
+        style, inside = ("o-", chosen) if family.coupled == 1 else ("o--", "white")
+        axes.plot(x, y, style, color=chosen, markerfacecolor=inside, label=str(family), markersize=5, linewidth=1.2)
         for line, *spot in (list(zip(lines, x, y, strict=True))[place] for place in {0, len(lines) - 1}):
             told = "" if line.temperature is None else f"{line.temperature:g}"  # of both ends: more would overlap
             axes.annotate(told, spot, textcoords="offset points", xytext=(5, -9), fontsize=7, color=GREY)
@@ -214,7 +224,6 @@ def _frontiers(axes: Any, summary: Summary, k: int) -> None:
     axes.set_title(f"{summary.plan.task}: each decoder's own temperature swept", fontsize=10, color=INK, loc="left")
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
 
 
 def _axes(summary: Summary) -> str:
