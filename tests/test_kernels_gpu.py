@@ -11,9 +11,10 @@ import torch
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from simplexity import Codes, Context, decoder  # noqa: E402
+from simplexity import Codes, Context, decoder, effective_temperature, entropy  # noqa: E402
 from simplexity.draw import uniform  # noqa: E402
 from simplexity.kernels import gpu, log_q_on_gpu  # noqa: E402
+from simplexity.kernels.gpu_moments import MomentsOnGPU  # noqa: E402
 from simplexity.kernels.plans import plan_for  # noqa: E402
 from simplexity.siblings import Siblings  # noqa: E402
 
@@ -221,6 +222,25 @@ def test_a_row_depends_on_itself_alone():
             assert alone.tokens[0] == together.tokens[i]
             assert alone.log_q[0] == together.log_q[i]
     assert gpu.fused_draw(x[:0], plan_of("softmax"), seeds[:0]).tokens.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_effective_temperatures_from_one_read(dtype):
+    size = SIZES[-1] if GPU else 5000
+    x = torch.randn(12, size, generator=torch.Generator().manual_seed(1)) * torch.linspace(0.5, 9, 12).unsqueeze(-1)
+    x = x.to(dtype)
+    x[3, : size // 2] = -torch.inf
+    x[4, :7] = 40.0  # tied
+    x[5] = 1.0
+    tau = torch.linspace(0.2, 2.0, 12, dtype=torch.float64)
+    target = entropy(torch.softmax(x.double() / tau.unsqueeze(-1), -1))
+    target[6] = 0.0
+    expected = effective_temperature(x, target)
+    assert expected[5].isnan()
+    assert expected[6] == 0
+    on = x.to(DEVICE)
+    found = effective_temperature(on, target.to(DEVICE), MomentsOnGPU(on)).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0, equal_nan=True)
 
 
 def test_what_the_kernels_do_not_know():

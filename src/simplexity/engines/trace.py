@@ -11,6 +11,7 @@ from torch import Tensor
 from simplexity import measures
 from simplexity.context import Context
 from simplexity.draw import mode
+from simplexity.kernels import moments_on_gpu
 
 if TYPE_CHECKING:
     from simplexity.decoding import Decoder
@@ -32,11 +33,12 @@ class Trace:
         """What the decoder's q and the model's p say of the tokens drawn."""
         start = time.perf_counter()
         log_q, _ = decoder.log_distribution(scores, context)
+        moments = moments_on_gpu(scores)
         chosen, scores = tokens.unsqueeze(-1), scores.to(log_q.dtype)
         self.log_q.append(log_q.gather(-1, chosen).squeeze(-1))
         entropy = measures.entropy(log_q.exp_())
         self.log_p.append((scores.gather(-1, chosen) - scores.logsumexp(-1, keepdim=True)).squeeze(-1))
         self.entropy.append(entropy)
-        self.effective_temperature.append(measures.effective_temperature(scores, entropy))
+        self.effective_temperature.append(measures.effective_temperature(scores, entropy, moments))
         self.best.append(tokens == mode(scores))
         self.seconds += time.perf_counter() - start

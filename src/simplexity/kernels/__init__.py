@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
@@ -16,6 +17,7 @@ from simplexity.draw import Pick
 from simplexity.kernels.cpu_coverage import draw_coverage, log_q_coverage
 from simplexity.kernels.cpu_entropic import draw_entropic
 from simplexity.kernels.plans import Plan, plan_for
+from simplexity.measures import Moments
 from simplexity.problem import Problem
 from simplexity.regularisers import NegEntropy, Sum
 from simplexity.supports import Everything, TopK, TopP
@@ -70,6 +72,16 @@ def log_q_on_gpu(logits: Tensor, plan: Plan, out: Tensor | None = None) -> tuple
     into = None if out is None else out.view(-1, size)
     log_q, drawn = fused_distribution(logits.reshape(-1, size), plan.expand(rows), log=True, out=into)
     return log_q.view(logits.shape), drawn.status.view(rows)
+
+
+def moments_on_gpu(scores: Tensor) -> Moments | None:
+    """What `effective_temperature` sums over scores `[B, V]` on a GPU; None where the kernel does not serve."""
+    plain = scores.ndim == 2 and scores.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if not (scores.is_cuda and plain and scores.stride(-1) == 1 and has_triton()):
+        return None
+    from simplexity.kernels.gpu_moments import MomentsOnGPU
+
+    return MomentsOnGPU(scores)
 
 
 LARGEST = 2**20  # tokens whose group maxima one program can hold
