@@ -32,6 +32,15 @@ def test_zero_probabilities_are_never_drawn_even_at_the_ends():
         assert inverse_cdf(q, u.expand(4).double()).tolist() == [5, 0, 1999, 128]
 
 
+@pytest.mark.parametrize("size", [2, 100, 511, 600, 2_048, 49_152, 10_007])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_alone_gives_the_token_it_gives_among_others(size, dtype):
+    q = torch.softmax(2 * torch.randn(40, size, dtype=dtype), -1)
+    q[q < 0.2 * q.mean()] = 0.0
+    u = torch.cat([uniform(torch.arange(38)), torch.tensor([0.0, 1 - 2**-53]).double()])
+    assert inverse_cdf(q, u).tolist() == [int(inverse_cdf(q[i], u[i])) for i in range(40)]
+
+
 def test_a_generator_reproduces():
     scores = torch.randn(5, 300)
     one, two = (decoder("softmax").sample(scores, torch.Generator().manual_seed(3)) for _ in range(2))

@@ -232,3 +232,58 @@ def test_log_q_over_scores_of_rows_that_keep_one_token_or_a_thousand(spec):
     if spec.startswith("top-p"):
         assert ((x > -torch.inf) == (q > 0)).all()
         assert (q > 0).sum(-1).amax() > 100 * (q > 0).sum(-1).amin()
+
+
+FLAT = [
+    "bok:temperature=0.8",
+    "bok:temperature=0.8,weights=top-m",
+    "bok:weights=top-m,m=3,k=32,beta=0.05",
+    "bok:k=64,beta=0.02,lam=0.5,steps=9,step=0.3",
+    "bok:weights=uniform,beta=0.02",
+    "bok:temperature=0.5,steps=1",
+]
+
+
+def flat_rows(size: int) -> torch.Tensor:
+    """Two heights of the best token, ties of the best eight, half of the tokens forbidden, no token above another."""
+    x = torch.randn(5, size, generator=torch.Generator().manual_seed(size))
+    x[1, 17] = 7.0
+    x[2, 5:25] = 4.5
+    x[3, torch.randperm(size, generator=torch.Generator().manual_seed(1))[: size // 2]] = -torch.inf
+    x[4] = 0.25
+    return x
+
+
+@pytest.mark.parametrize("spec", FLAT)
+@pytest.mark.parametrize("size", [49_152, 9_001])
+def test_steps_on_flat_rows_are_those_of_the_reference(spec, size):
+    x, chosen, seeds = flat_rows(size), decoder(spec), torch.arange(5)
+    q = chosen.distribution(x.double())
+    ends = q.cumsum(-1)
+    for i in range(5):  # alone, where a few tokens that feel coverage are lists
+        log_q, _ = chosen.log_distribution(x[i])
+        assert 0.5 * (log_q.double().exp() - q[i]).abs().sum() < 3e-6
+    log_q, _ = chosen.log_distribution(x)
+    assert 0.5 * (log_q.double().exp() - q).abs().sum(-1).max() < 3e-6
+    for step in range(6):
+        tokens, u = chosen.sample(x, seeds=seeds, step=step), uniform(seeds, step)
+        alone = torch.stack([chosen.sample(x[i], seeds=i, step=step) for i in range(5)])
+        for drawn in (tokens.unsqueeze(-1), alone.unsqueeze(-1)):
+            high = ends.gather(-1, drawn).squeeze(-1)
+            low = high - q.gather(-1, drawn).squeeze(-1)
+            assert bool(((u >= low - 3e-6) & (u <= high + 3e-6)).all())
+
+
+@pytest.mark.parametrize(
+    "spec", ["bok:solver=exact", "bok:solver=exact,weights=uniform,temperature=0.8", "entmax:alpha=1.2"]
+)
+def test_optima_on_flat_rows_are_those_of_the_reference(spec):
+    x, chosen, seeds = flat_rows(49_152), decoder(spec), torch.arange(5)
+    q = chosen.distribution(x.double())
+    ends = q.cumsum(-1)
+    for step in range(12):
+        tokens, u = chosen.sample(x, seeds=seeds, step=step).unsqueeze(-1), uniform(seeds, step)
+        high = ends.gather(-1, tokens).squeeze(-1)
+        low = high - q.gather(-1, tokens).squeeze(-1)
+        assert bool(((u >= low - 3e-6) & (u <= high + 3e-6)).all())
+        assert tokens.squeeze(-1).tolist() == [int(chosen.sample(x[i], seeds=i, step=step)) for i in range(5)]

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from simplexity.rows import exp_, in_blocks, normalise_, places
+from simplexity.rows import ONE_BY_ONE, exp_, in_blocks, normalise_, places
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,10 +211,14 @@ def _entries(x: Tensor, peaks: Tensor, floor: Tensor, scores: Tensor) -> Entries
     count, length = blocks.shape[-2:]
     hot = (peaks > floor).view(-1).nonzero().view(-1)
     bound = floor if len(x) == 1 else floor.index_select(0, hot.div(count, rounding_mode="floor"))
-    inside = blocks.reshape(-1, length).index_select(0, hot).gt_(bound)  # as numbers: twice as fast as a mask at once
-    place = places(inside.view(-1).bool())
-    block = place.div(length, rounding_mode="floor")
-    ids = place.add_(hot.index_select(0, block).sub_(block), alpha=length)
+    inside = blocks.reshape(-1, length).index_select(0, hot)
+    if inside.numel() < ONE_BY_ONE:
+        block, place = (inside > bound).nonzero().unbind(-1)
+        ids = hot.index_select(0, block).mul_(length).add_(place)
+    else:
+        place = places(inside.gt_(bound).view(-1).bool())  # as numbers first: twice as fast as a mask at once
+        block = place.div(length, rounding_mode="floor")
+        ids = place.add_(hot.index_select(0, block).sub_(block), alpha=length)
     flat = scores.reshape(-1, scores.shape[-1])
     if len(x) == 1:
         return Entries(flat[0].index_select(0, ids), torch.zeros_like(ids), ids, scores.shape[:-1])

@@ -14,6 +14,7 @@ FLOORS = {  # where exp is safely a normal number, and what it is a little above
 }
 BLOCK = 128  # short enough that float32 sums inside a block keep 1e-7, a divisor of many vocabularies
 ONE_BY_ONE = 2**14  # booleans that are looked at sooner than arranged
+FEW = 256  # numbers over which a call takes longer than its arithmetic
 IN_CACHE = 2**17  # numbers that stay in the cache of one core
 
 
@@ -89,20 +90,25 @@ def exp_totals(x: Tensor, peak: Tensor, tau: "float | Tensor", squares: bool = F
     A few rows at a time, all in one buffer: only x itself comes from further than the cache. Entries whose square would
     not be a normal number count as the smallest of which it is, too little for all of them together to show.
     """
-    size, count, floor = x.shape[-1], x.numel() // x.shape[-1], FLOORS[x.dtype][0] / 2
-    rows = max(min(IN_CACHE * torch.get_num_threads() // size, count), 1)
-    buffer, sums = x.new_empty(rows, size), x.new_empty(1 + squares, count, 1, dtype=torch.float64)
+    size, count = x.shape[-1], x.numel() // x.shape[-1]
     flat, peak = x.reshape(-1, size), peak.reshape(-1, 1)
     tau = tau.expand(*x.shape[:-1], 1).reshape(-1, 1) if isinstance(tau, Tensor) else tau
-    for start in range(0, count, rows):
-        part = slice(start, start + rows)
-        e = torch.sub(flat[part], peak[part], out=buffer[: min(rows, count - start)])
-        if isinstance(tau, Tensor) or tau != 1:
-            e.div_(tau[part] if isinstance(tau, Tensor) else tau)
-        e.clamp_min_(floor).exp_()
-        for power, found in enumerate(sums):
-            found[part] = total(e.square_() if power else e)
-    return [found.view(*x.shape[:-1], 1) for found in sums]
+    rows = max(min(IN_CACHE * torch.get_num_threads() // size, count), 1)
+    buffer, found = x.new_empty(rows, size), []
+    for start in range(0, max(count, 1), rows):
+        some = slice(start, start + rows)
+        own = tau[some] if isinstance(tau, Tensor) else tau
+        found.append(_exp_totals(flat[some], peak[some], own, squares, buffer[: min(rows, count - start)]))
+    sums = found[0] if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
+    return [each.view(*x.shape[:-1], 1) for each in sums]
+
+
+def _exp_totals(x: Tensor, peak: Tensor, tau: "float | Tensor", squares: bool, buffer: Tensor) -> list[Tensor]:
+    e = torch.sub(x, peak, out=buffer)
+    if isinstance(tau, Tensor) or tau != 1:
+        e.div_(tau)
+    e.clamp_min_(FLOORS[x.dtype][0] / 2).exp_()
+    return [total(e), total(e.square_())] if squares else [total(e)]
 
 
 def places(mask: Tensor) -> Tensor:
@@ -192,8 +198,8 @@ def one_hot_argmax(x: Tensor) -> Tensor:
 
 
 def power(x: Tensor, n: "int | float | Tensor") -> Tensor:
-    """x**n for x >= 0. Repeated squaring for whole n: `torch.pow` costs a hundred multiplications."""
-    if isinstance(n, Tensor) or n != int(n) or n > 1024:
+    """x**n for x >= 0. Repeated squaring for whole n: `torch.pow` costs a hundred multiplications, and one call."""
+    if isinstance(n, Tensor) or n != int(n) or n > 1024 or x.numel() < FEW:
         return x.pow(n)
     n, result, square = int(n), None, x
     while n:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.narrow import Narrowed, crowded, entries_above
+from simplexity.narrow import Narrowed, crowded, entries_above, narrow_above
 from simplexity.nucleus import nucleus_among, prefix, wide_nucleus
 from simplexity.rows import (
     block_length,
@@ -100,8 +100,10 @@ class TopK(Support):
         if isinstance(self.k, Tensor) or self.k >= scores.shape[-1]:
             return super().narrow(scores)
         best, ids = best_scores(scores, int(self.k) + 1, peaks)
-        if not bool((best[..., -2] > best[..., -1]).all()):  # a tie at the cut: only the full rule knows which ids win
-            return super().narrow(scores)
+        if not bool((best[..., -2] > best[..., -1]).all()):  # a tie at the cut: the rule knows which ids win
+            below = torch.nextafter(best[..., -2:-1], best.new_tensor(-torch.inf))
+            few = narrow_above(scores, below, block_maxima(scores) if peaks is None else peaks)
+            return few.keep(self.mask(few.scores))
         ids = ids[..., :-1].sort(-1).values
         return Narrowed(scores.gather(-1, ids), ids)
 
@@ -155,22 +157,24 @@ class TopP(Support):
     def narrow(self, scores: Tensor, peaks: Tensor | None = None) -> Narrowed:
         if not isinstance(self.p, Tensor) and self.p == 1:
             return Narrowed(scores)
-        few, kept, _ = self.nucleus(scores, block_maxima(scores) if peaks is None else peaks)
+        few, masses = self.nucleus(scores, block_maxima(scores) if peaks is None else peaks)
+        kept, p = masses.sign_(), per_row(self.p, scores, "p")
+        if isinstance(p, Tensor) and few.ids is None:
+            kept = torch.maximum(kept, (p >= 1).to(kept.dtype))  # everything, and be its mass too small for a number
         return Narrowed(few.scores - kept.reciprocal_().sub_(1.0), few.ids)  # 1/0 − 1 takes a score to −inf
 
-    def nucleus(self, scores: Tensor, peaks: Tensor) -> tuple[Narrowed, Tensor, Tensor]:
-        """Columns that hold the nucleus, 1.0 for those in it and 0.0 for others, and their exp((s − max s)/τ)."""
+    def nucleus(self, scores: Tensor, peaks: Tensor) -> tuple[Narrowed, Tensor]:
+        """Columns that hold the nucleus, and exp((s − max s)/τ) there, 0.0 for those that are not in it."""
         best, tau = peaks.amax(-1, keepdim=True), per_row(self.temperature, scores, "temperature")
         if not crowded(scores, best + tau * math.log(FLAT)):
             found = self._among_few(scores, peaks, best, tau)
             if found is not None:
                 return found
-        e = exp_(torch.sub(scores, best).div_(tau))
-        return Narrowed(scores), wide_nucleus(e, self._needed(total(e)), scores), e
+        return Narrowed(scores), wide_nucleus(scores, best, tau, per_row(self.p, scores, "p"))
 
     def _among_few(
         self, scores: Tensor, peaks: Tensor, best: Tensor, tau: float | Tensor
-    ) -> tuple[Narrowed, Tensor, Tensor] | None:
+    ) -> tuple[Narrowed, Tensor] | None:
         """`nucleus` among the tokens above a floor; None where those are many."""
         (mass,) = exp_totals(scores, best, tau)
         needed = self._needed(mass)
@@ -186,7 +190,7 @@ class TopP(Support):
             found = nucleus_among(few, below.div_(few.each((best - floor).clamp_min_(1e-30))), e, needed)
             if found is not None:
                 few, e = few.pick(found), e.index_select(0, found)
-                return few.narrowed(), few.table(torch.ones_like(e), 0.0), few.table(e, 0.0)
+                return few.narrowed(), few.table(e, 0.0)
         return None
 
     def _needed(self, mass: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,14 +24,15 @@ from simplexity.anchor import AnchorCoverage, AnchorKL
 from simplexity.draw import Pick
 from simplexity.narrow import Entries, Narrowed, crowded, entries_above, narrow_above
 from simplexity.problem import Problem
-from simplexity.rows import exp_, exp_totals, power, total
+from simplexity.rows import FLOORS, IN_CACHE, exp_, exp_totals, power
 from simplexity.solvers import MirrorAscent
 from simplexity.solvers.coverage_root import TOLERANCES, Head, newton
 from simplexity.supports import TopK, best_scores
 
+FEW = 16  # tokens of one row for which lists are faster than tensors
 GENTLE = 3.0  # beyond, the tail as a difference of sums loses digits
-AT_ONCE = 2**19  # numbers that stay in a processor's cache
 DROPPED = 1e-5  # what may be left out of a log q
+LEFT_OUT = 1e-6  # the most that tokens may weigh, all together, to be left out of an optimum
 STRONGEST = 20.0  # log of what coverage may multiply a probability by, for exponentials without a peak to subtract
 
 
@@ -57,20 +59,32 @@ class Task:
         """Σ exp(x/τ), `[..., 1]`: what turns exp(x/τ) into p."""
         return exp_totals(self.scores, self.best, 1.0 / self.slope)[0]
 
-    def spread(self) -> Tensor:
-        """exp(x/τ), `[..., V]`."""
-        return exp_(torch.sub(self.scores, self.best).mul_(self.slope))
+    def below_best(self) -> Tensor:
+        """The number just below the m-th best score, `[..., 1]`."""
+        return _just_below(best_scores(self.scores, min(self.m, self.scores.shape[-1]), self.peaks)[0][..., -1:])
 
-    def weights(self, columns: Narrowed | Entries, x: Tensor, mass: Tensor | None) -> float | Tensor:
-        """w on some columns, among them the m best tokens."""
+    def m_best(self) -> Narrowed:
+        """The m best tokens, and those that tie with the last of them."""
+        if self.m < self.scores.shape[-1]:
+            best, ids = best_scores(self.scores, self.m + 1, self.peaks)
+            if bool((best[..., -2] > best[..., -1]).all()):
+                ids = ids[..., :-1].sort(-1).values
+                return Narrowed(self.scores.gather(-1, ids), ids)
+        return narrow_above(self.scores, self.below_best(), self.peaks)
+
+    def weights(self, columns: Narrowed | Entries, p: Tensor) -> float | Tensor:
+        """w on some columns, among them the m best tokens; `p` is softmax(s/τ) there."""
         if self.rule == "probs":
-            assert mass is not None
-            return torch.exp(x * self.slope).div_(columns.each(mass))
-        if self.rule == "uniform":
+            return p
+        if self.rule == "uniform" or columns.scores.shape[-1] <= self.m:
             return 1.0
         if isinstance(columns, Narrowed):
             return TopK(self.m).mask(columns.scores).double()
         return columns.listed(TopK(self.m).mask(columns.table(columns.scores, -torch.inf))).double()
+
+
+def _just_below(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, -torch.inf))
 
 
 def draw_coverage(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:
@@ -125,18 +139,22 @@ def _climb(task: Task, solver: Any) -> Climb | None:
 
 def draw_optimum(task: Task, pick: Pick) -> Tensor | None:
     """The exact optimum, on the columns that weigh."""
-    a = 1.0 / task.lam + task.slope
-    floor = task.best + (task.rounding - task.pull) / a
+    a, own = 1.0 / task.lam + task.slope, task.rule == "probs"
+    depth, mass = (task.pull - math.log(LEFT_OUT / task.scores.shape[-1])) / a, task.best
+    if own:  # the mass tells more: what lies deeper than this weighs at most exp(βK − depth/λ)·Σ exp(x/τ)
+        mass = task.first_mass()
+        depth = (mass.log().add_(task.pull - math.log(LEFT_OUT)) * task.lam).clamp_max_(depth)
+    floor = (task.best - depth).to(task.best.dtype)
     if task.pull > STRONGEST or crowded(task.scores, floor):
         return None
     columns = narrow_above(task.scores, floor, task.peaks)
     x = (columns.scores - task.best).double()
-    w = task.weights(columns, x, task.first_mass() if task.rule == "probs" else None)
+    w = task.weights(columns, torch.exp(x * task.slope).div_(mass) if own else x)
     x = x.mul_(a)
     gain = w * task.pull if isinstance(w, Tensor) else torch.full_like(x, task.pull)
     low = x.logsumexp(-1, keepdim=True)
     head = Head(x, gain, task.k, torch.zeros_like(low), low)
-    _, q = newton(head, TOLERANCES[task.scores.dtype])
+    _, q = newton(head, max(TOLERANCES[task.scores.dtype], torch.finfo(task.scores.dtype).eps))
     return columns.tokens(pick(q))
 
 
@@ -153,7 +171,7 @@ class Climb:
         """What a step leaves of the levels before it."""
         return 1.0 - self.step * self.task.lam
 
-    @property
+    @cached_property
     def levels(self) -> list[float]:
         """C_0 … C_J."""
         levels = [0.0]
@@ -171,6 +189,12 @@ class Climb:
         """λβK·w of the tokens that matter little: w is 1 for all, or next to nothing."""
         return self.task.lam * self.task.pull if self.task.rule == "uniform" else 0.0
 
+    def rewarded_(self, x: Tensor, spread: Tensor, mass: Tensor) -> Tensor:
+        """x + λβK·w in place, w of all tokens but the m best; `spread` is exp(x/τ) and `mass` its sum over the row."""
+        if self.task.rule == "probs":
+            return x.addcmul_(spread, (self.task.lam * self.task.pull / mass).to(x.dtype))
+        return x.add_(self.elsewhere) if self.elsewhere else x
+
     def run(
         self, columns: Narrowed | Entries, x: Tensor, mass: Tensor, tails: Sequence[Tensor | None] | None = None
     ) -> Tensor:
@@ -179,17 +203,59 @@ class Climb:
         x: s − max s there. mass: `Task.first_mass`.
         """
         task, covered = self.task, None
-        gain = task.weights(columns, x, mass) * (task.lam * task.pull)
-        q = torch.exp(x * task.slope).div_(columns.each(mass))
-        e = q
+        if self.few(x):
+            return self._run_few(columns, x, mass, tails)
+        e = q = torch.exp(x * task.slope).div_(columns.each(mass))
+        gain = task.weights(columns, q) * (task.lam * task.pull * self.step)
         for j, level in enumerate(self.levels[1:]):
-            seen = power(1.0 - q, task.k - 1).mul_(self.step)
+            seen = power(torch.rsub(q, 1.0), task.k - 1)
             covered = seen if covered is None else seen.add_(covered, alpha=self.rho)
             e = torch.add(covered * gain, x, alpha=task.slope + level).exp_()
             if j + 1 < self.steps:
                 tail = None if tails is None else tails[j]
                 q = e / (columns.sums(e) if tail is None else columns.sums(e).add_(columns.each(tail)))
         return e
+
+    def few(self, x: Tensor) -> bool:
+        """Whether x are so few numbers, of one row, that lists are faster than tensors."""
+        return x.numel() <= FEW and self.task.best.numel() == 1
+
+    def _run_few(
+        self, columns: Narrowed | Entries, x: Tensor, mass: Tensor, tails: Sequence[Tensor | None] | None
+    ) -> Tensor:
+        """`run` in plain Python: what takes a tensor operation microseconds takes a list nanoseconds."""
+        task, below, whole = self.task, x.flatten().tolist(), float(mass)
+        q = [math.exp(task.slope * s) / whole for s in below]
+        w = q if task.rule == "probs" else task.weights(columns, x)
+        weights = w.flatten().tolist() if isinstance(w, Tensor) else w if isinstance(w, list) else [w] * len(q)
+        gains = [task.lam * task.pull * self.step * weight for weight in weights]
+        rest = [0.0 if tail is None else float(tail) for tail in tails or [None] * self.steps]
+        covered, e = [0.0] * len(q), q
+        for level, tail in zip(self.levels[1:], rest, strict=True):
+            covered = [self.rho * c + (1.0 - part) ** (task.k - 1) for c, part in zip(covered, q, strict=True)]
+            a = task.slope + level
+            e = [math.exp(a * s + gain * c) for s, gain, c in zip(below, gains, covered, strict=True)]
+            whole = sum(e) + tail
+            q = [each / whole for each in e]
+        return torch.tensor(e, dtype=torch.float64).view_as(x)
+
+    def tails(self, x: Tensor, mass: Tensor, sums: Tensor) -> Sequence[Tensor]:
+        """What lies outside some columns after each step, `[..., 1]`.
+
+        x: s − max s there. sums: as `uncovered` gives them.
+        """
+        if self.few(x):
+            slope, own = self.task.slope, self.task.rule == "probs"
+            (whole, *rest), pull = sums.flatten().tolist(), self.task.lam * self.task.pull
+            for s in x.flatten().tolist():
+                base, rise = slope * s, s + (pull * math.exp(slope * s) / whole if own else self.elsewhere)
+                rest = [each - math.exp(base + level * rise) for each, level in zip(rest, self.levels[1:], strict=True)]
+            return torch.tensor(rest, dtype=torch.float64).clamp_min_(0.0).view_as(sums[1:]).unbind(0)
+        base = x * self.task.slope
+        rise = self.rewarded_(x.clone(), base.exp(), mass)
+        levels = torch.tensor(self.levels, dtype=torch.float64).view(-1, *[1] * x.ndim)
+        inside = (rise * levels).add_(base).exp_().sum(-1, keepdim=True)
+        return (sums - inside).clamp_min_(0.0).unbind(0)[1:]
 
 
 def draw_steps(climb: Climb, pick: Pick) -> Tensor | None:
@@ -228,11 +294,9 @@ def solve_middle(climb: Climb) -> tuple[Entries, Tensor] | None:
         math.log(max(climb.boost, 1e-300) / DROPPED) / task.slope if own else 0.0,  # and so is what w adds to it
     )
     floor = task.best - depth
-    if task.rule == "top-m":
-        least = best_scores(task.scores, min(task.m, task.scores.shape[-1]), task.peaks)[0][..., -1:]
-        floor = torch.minimum(floor, torch.nextafter(least, torch.full_like(least, -torch.inf)))
     if crowded(task.scores, floor):
         return None
+    floor = torch.minimum(floor, task.below_best()) if task.rule == "top-m" else floor
     entries = entries_above(task.scores, floor, task.peaks)
     first = task.slope + levels[1]
     mass, *sums = exp_totals(task.scores, task.best, 1.0 / task.slope, squares=first == 2 * task.slope)
@@ -256,45 +320,61 @@ def solve_wide(climb: Climb, log: bool = False) -> tuple[Tensor, Narrowed, Tenso
     q_J up to its normaliser, or the logarithm of that, right outside the head; the head; the same there, in float64;
     and the sum of what lies outside.
     """
-    task, levels, boost = climb.task, climb.levels, climb.boost
-    e = task.spread()
-    mass = total(e)
-    w = e.mul_(mass.reciprocal().to(e.dtype)) if task.rule == "probs" else None
-    x = torch.sub(task.scores, task.best)
-    shift = 0.0 if task.rule == "top-m" else 1.0  # w of the tail where it is one number
-    gain = task.lam * task.pull
+    task = climb.task
+    sums, last = uncovered(climb, log)
+    ranked = task.rule == "top-m"
+    head = task.m_best() if ranked else narrow_above(task.scores, least_felt(climb, sums), task.peaks)
+    x = (head.scores - task.best).double()
+    tails = climb.tails(x, sums[0], sums)
+    return last, head, climb.run(head, x, sums[0], tails), tails[-1]
 
-    def relaxed(x: Tensor, w: Tensor | None, levels: Tensor) -> Tensor:
-        """log q_j + L_j, `[J, ..., V]`, for tokens with q so small that S_j = C_j."""
-        y = x * (levels + task.slope)
-        return y.add_(levels * (shift * gain)) if w is None else y.addcmul_(w, levels * gain)
 
-    # small rows: all steps at once, for the fewest operations; large ones: step by step, for the least memory
-    steps = torch.tensor(levels[1:], dtype=x.dtype).view(-1, *[1] * x.ndim)
-    parts, last = [], x
-    for some in steps.split(max(1, AT_ONCE // x.numel())):
-        tail = relaxed(x, w, some)
-        last = tail[-1].clone() if log else last
-        e = exp_(tail)
-        parts.append(total(e))
-        last = last if log else e[-1]
-    sums = parts[0] if len(parts) == 1 else torch.cat(parts)  # [J, ..., 1]
-    if task.rule == "top-m":
-        floor = best_scores(task.scores, min(task.m, x.shape[-1]), task.peaks)[0][..., -1:]
-        floor = torch.nextafter(floor, torch.full_like(floor, -torch.inf))
-    else:
-        # outside the head log q_J feels less than rounding: boost·(K−1)·w·q_j < eps/2, with
-        # q_j <= exp(a_j·x + 2·boost) / sum_j
-        steepness = math.log(max(boost * (task.k - 1), 1e-300)) - math.log(torch.finfo(x.dtype).eps / 2) + 2 * boost
-        own = task.rule == "probs"  # then w falls with x too
-        logs = torch.cat([mass.unsqueeze(0), sums[:-1]]).log_()
-        rates = torch.cat([steps.new_zeros(1, *steps.shape[1:]), steps[:-1]]).add_((1 + own) * task.slope)
-        depth = ((steepness - (logs + logs[0] if own else logs)) / rates).amax(0).clamp_min_(0.0)
-        floor = task.best - (depth * (1 + 1e-6) + 1e-6).to(x.dtype) - 1e-6 * task.best.abs()
-    head = narrow_above(task.scores, floor, task.peaks)
-    inside = head.scores - task.best
-    w_head = None if w is None else head.take(w)
-    tails = (sums - total(exp_(relaxed(inside, w_head, steps)))).unbind(0)
-    inside = inside.double()
-    exact = climb.run(head, inside, mass, tails)
-    return last, head, exact, tails[-1]
+def least_felt(climb: Climb, sums: Tensor) -> Tensor:
+    """The score `[..., 1]` below which log q_J hardly feels coverage; `sums` as `uncovered` gives them.
+
+    There boost·(K−1)·w·q_j < 16·eps for every j, with q_j <= exp(a_j·x + 2·boost) / sum_j.
+    """
+    task, boost = climb.task, climb.boost
+    hardly = math.log(16 * torch.finfo(task.scores.dtype).eps)
+    steepness = math.log(max(boost * (task.k - 1), 1e-300)) - hardly + 2 * boost
+    own = task.rule == "probs"  # then w falls with x too
+    floors = []
+    for best, mass, *others in zip(task.best.flatten().tolist(), *sums[:-1].flatten(1).tolist(), strict=True):
+        left = steepness - own * math.log(mass)
+        rates = [level + (1 + own) * task.slope for level in climb.levels]
+        deepest = max((left - math.log(each)) / rate for each, rate in zip([mass, *others], rates, strict=False))
+        floors.append(best - max(deepest, 0.0) * (1 + 1e-6) - 1e-6 - 1e-6 * abs(best))
+    return torch.tensor(floors, dtype=task.best.dtype).view_as(task.best)
+
+
+def uncovered(climb: Climb, log: bool) -> tuple[Tensor, Tensor]:
+    """Algorithm 1 as if no draw covered anything: log q_j + L_j = x/τ + C_j·(x + λβK·w).
+
+    (The sums of exp(log q_j + L_j) from j = 0 on, `[J+1, ..., 1]`, the last of these numbers `[..., V]`, or their
+    logarithms). A few rows at a time, which stay in the cache from step to step.
+    """
+    task, size = climb.task, climb.task.scores.shape[-1]
+    scores, best, found = task.scores.reshape(-1, size), task.best.view(-1, 1), []
+    rows = min(max(IN_CACHE * torch.get_num_threads() // size, 1), len(scores))
+    room = scores.new_empty(
+        3, rows, size
+    )  # at once: freed one by one, such tensors are given back and come as new ones
+    last = torch.empty_like(scores) if rows < len(scores) else room[2]
+    for some, peak, out in zip(scores.split(rows), best.split(rows), last.split(rows), strict=True):
+        base, rise, e = room[:, : len(some)]
+        torch.sub(some, peak, out=rise)
+        tame = float(rise.amin()) * (task.slope + climb.levels[-1]) > FLOORS[e.dtype][0]
+        exp = Tensor.exp_ if tame else exp_
+        torch.mul(rise, task.slope, out=base)
+        parts = [exp(e.copy_(base)).sum(-1, keepdim=True)]
+        climb.rewarded_(rise, e, parts[0])
+        for level in climb.levels[1:]:
+            exp(torch.add(base, rise, alpha=level, out=e))
+            parts.append(e.sum(-1, keepdim=True))
+        found.append(torch.stack(parts))
+        if log:
+            torch.add(base, rise, alpha=climb.levels[-1], out=out)
+        elif rows < len(scores):
+            out.copy_(e)
+    sums = found[0] if len(found) == 1 else torch.cat(found, 1)
+    return sums.double().view(-1, *task.best.shape), last.view_as(task.scores)

@@ -37,8 +37,8 @@ def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> T
             if token is not None:
                 return token
         # the exponentials that tell the cut are those to draw from
-        columns, kept, e = support.nucleus(problem.scores, peaks)
-        return columns.tokens(pick(e.mul_(kept)))
+        columns, masses = support.nucleus(problem.scores, peaks)
+        return columns.tokens(pick(masses))
     support.check(problem.scores)
     columns = support.narrow(problem.scores, peaks)
     e = exp_(torch.sub(columns.scores, peaks.amax(-1, keepdim=True)).mul_(1.0 / lam))

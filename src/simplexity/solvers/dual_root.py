@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simplexity.constraints import has_ball
-from simplexity.narrow import Inside, narrow_to
+from simplexity.narrow import Inside, narrow_above
 from simplexity.problem import Problem
 from simplexity.roots import find_root
 from simplexity.rows import block_maxima, normalise_, power, total
@@ -23,6 +23,8 @@ from simplexity.structure import entropic_coverage
 GENTLE = 1.05  # below, (z − η)^e with its large e loses digits that the general method keeps
 FEW = 4096  # columns on which float64 costs nothing
 NEWTON_STEPS = 50  # about eight are taken
+TOLERANCES = {torch.float64: 4e-16, torch.float32: 1e-6}  # of a last step, whose square is what is left
+ROUGHLY = 1e-2  # the last step of a root that only tells who gets nothing
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class DualRoot:
         if (parts := entropic_coverage(problem.regulariser)) is not None:
             return coverage_root(problem, parts, reads)
         if reads and (form := power_form(problem.regulariser)) is not None and GENTLE < form[1] < 2:
-            return entmax(problem.scores / (problem.lam * form[0]), form[1])
+            return entmax(problem.scores * ((form[1] - 1.0) / (problem.lam * form[0])), form[1])
         return dual_root(problem, reads)
 
 
@@ -72,27 +74,28 @@ def dual_root(problem: Problem, reads: bool) -> Tensor:
     return q * total(q).reciprocal().to(q.dtype)
 
 
-def entmax(x: Tensor, alpha: float) -> Tensor | Inside:
-    """argmax <q, x> − Tsallis_α(q) over the simplex, 1 < α < 2: ((z − η)_+)^e with z = (α−1)x, e = 1/(α−1) > 1.
+def entmax(z: Tensor, alpha: float) -> Tensor | Inside:
+    """argmax <q, x> − Tsallis_α(q) over the simplex, 1 < α < 2: ((z − η)_+)^e, e = 1/(α−1) > 1, for z = (α−1)x <= 0.
 
     The root of some of the tokens lies below that of all: the block maxima alone tell most tokens that they get
     nothing.
     """
-    z = (x - x.amax(-1, keepdim=True)).mul_(alpha - 1.0)
     e = 1.0 / (alpha - 1.0)
     e = round(e) if abs(e - round(e)) < 1e-12 else e  # whole powers are products
     start = torch.full_like(z[..., :1], -1.0, dtype=torch.float64)
+    precise = TOLERANCES[z.dtype]
     if z.shape[-1] <= FEW:
-        return _powers(z.double(), climb_to_root(z.double(), e, start), e).to(x.dtype)
-    low = climb_to_root(block_maxima(z).double(), e, start)
-    columns = narrow_to((z - (low - 1e-6).to(z.dtype)).relu_(), z)
+        return _powers(z.double(), climb_to_root(z.double(), e, start, precise), e).to(z.dtype)
+    peaks = block_maxima(z)
+    low = climb_to_root(peaks.double(), e, start, ROUGHLY)
+    columns = narrow_above(z, (low - 1e-6).to(z.dtype), peaks)
     inside = columns.scores if columns.scores.shape[-1] > FEW else columns.scores.double()
-    q = _powers(inside, climb_to_root(inside, e, low), e).to(x.dtype)
-    return Inside(q, columns, z.shape[-1])
+    q = _powers(inside, climb_to_root(inside, e, low, max(precise, 2 * torch.finfo(inside.dtype).eps)), e)
+    return Inside(q.to(z.dtype), columns, z.shape[-1])
 
 
-def climb_to_root(z: Tensor, e: float, eta: Tensor) -> Tensor:
-    """η with Σ ((z − η)_+)^e = 1, from one at which the sum is at least 1. Reads values.
+def climb_to_root(z: Tensor, e: float, eta: Tensor, tolerance: float) -> Tensor:
+    """η with Σ ((z − η)_+)^e = 1, from one at which the sum is at least 1, to a last step of `tolerance`. Reads values.
 
     ‖(z − η)_+‖_e, a norm of convex functions, is convex and falls with η, so Newton's method never passes the root.
     """
@@ -100,10 +103,9 @@ def climb_to_root(z: Tensor, e: float, eta: Tensor) -> Tensor:
         above = (z - eta.to(z.dtype)).clamp_min_(0.0)
         slope = power(above, e - 1)
         mass = total(slope.mul(above))
-        norm = mass.pow(1.0 / e)
-        move = (norm - 1.0) * mass / (norm * total(slope))
+        move = mass.sub(mass.pow(1.0 - 1.0 / e)).div_(total(slope))
         eta = eta + move
-        if bool((move <= 2 * torch.finfo(z.dtype).eps).all()):
+        if bool((move <= tolerance).all()):
             break
     return eta
 
