@@ -64,6 +64,15 @@ def test_uniforms_are_uniform_along_each_coordinate(vary):
     assert (u < 1).all()
 
 
+@pytest.mark.parametrize(("step", "stream"), [(0, 0), (7, 3), (2**40 + 1, 9), (-5, 0)])
+def test_few_seeds_give_the_numbers_they_give_among_many(step, stream):
+    seeds = torch.randint(-(2**62), 2**62, (100,), generator=torch.Generator().manual_seed(1))
+    seeds[:3] = torch.tensor([0, -1, 2**63 - 1])
+    together = uniform(seeds, step, stream)
+    assert torch.equal(together, torch.cat([uniform(part, step, stream) for part in seeds.split(9)]))
+    assert uniform(seeds[5], step, stream) == together[5]
+
+
 def test_uniforms_are_fixed_for_good():
     # SplitMix64 in plain Python; a change of these numbers changes every seeded text anyone has kept
     def mix(x):

@@ -22,6 +22,8 @@ Pick = Callable[[Tensor], Tensor]
 
 GRAIN = 2.0**-53  # of a number in [0, 1)
 LAST = 1 - 2**-52  # u·Σq must not round up to Σq, which no cumulative sum exceeds
+FEW = 16  # seeds that are mixed one by one
+ALL = 2**64 - 1  # bits
 GOLDEN = -0x61C8864680B583EB  # 2^64 divided by the golden ratio, as a signed number
 
 
@@ -189,8 +191,13 @@ def uniform(seeds: Tensor, step: int | Tensor = 0, stream: int = 0) -> Tensor:
     >>> uniform(torch.tensor([1, 1, 2]), step=torch.tensor([0, 1, 0]))
     tensor([...], dtype=torch.float64)
     """
+    if seeds.numel() <= FEW and seeds.device.type == "cpu" and not isinstance(step, Tensor):
+        bits = [
+            _mixed(_mixed(_mixed(seed + GOLDEN) + step * GOLDEN) + stream * GOLDEN) for seed in seeds.view(-1).tolist()
+        ]
+        return torch.tensor([(x >> 11) * GRAIN for x in bits], dtype=torch.float64).view(seeds.shape)
     bits = _mix(_mix(_mix(seeds + GOLDEN) + _times_golden(step)) + _times_golden(stream))
-    return _shift(bits, 11).double() * 2.0**-53
+    return _shift(bits, 11).double() * GRAIN
 
 
 def _times_golden(n: int | Tensor) -> int | Tensor:
@@ -202,6 +209,14 @@ def _times_golden(n: int | Tensor) -> int | Tensor:
 def _shift(x: Tensor, n: int) -> Tensor:
     """A logical right shift: the sign bit is not copied."""
     return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mixed(x: int) -> int:
+    """`_mix` of one number, as 64 bits without a sign: a tensor of few takes as long as one of many."""
+    x &= ALL
+    x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47 & ALL
+    x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15 & ALL
+    return x ^ (x >> 31)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -356,9 +356,8 @@ def uncovered(climb: Climb, log: bool) -> tuple[Tensor, Tensor]:
     task, size = climb.task, climb.task.scores.shape[-1]
     scores, best, found = task.scores.reshape(-1, size), task.best.view(-1, 1), []
     rows = min(max(IN_CACHE * torch.get_num_threads() // size, 1), len(scores))
-    room = scores.new_empty(
-        3, rows, size
-    )  # at once: freed one by one, such tensors are given back and come as new ones
+    # at once: freed one by one, such tensors are given back to the system and come as new ones
+    room = scores.new_empty(3, rows, size)
     last = torch.empty_like(scores) if rows < len(scores) else room[2]
     for some, peak, out in zip(scores.split(rows), best.split(rows), last.split(rows), strict=True):
         base, rise, e = room[:, : len(some)]
