@@ -11,10 +11,12 @@ it does not make weak tests strong.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
 import os
+import py_compile
 import secrets
 import selectors
 import shutil
@@ -28,7 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from simplexity.evaluation import jail
-from simplexity.evaluation.jail import STOPPED, TIMED_OUT, Isolation, Limits
+from simplexity.evaluation.jail import STOPPED, TIMED_OUT
+from simplexity.evaluation.limits import Isolation, Limits
 
 TAIL = 4096  # bytes of output that an outcome keeps
 
@@ -138,7 +141,7 @@ def _talk(job: bytes, secret: bytes, folder: str, limits: Limits) -> tuple[int, 
     verdict, theirs = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(Path(jail.__file__).resolve()), str(theirs), str(len(job)), folder],
+            [sys.executable, "-I", "-B", _launcher(), str(theirs), str(len(job)), folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -165,6 +168,14 @@ def _talk(job: bytes, secret: bytes, folder: str, limits: Limits) -> tuple[int, 
         process.wait()
         process.stdout.close()
         os.close(verdict)
+
+
+@functools.cache
+def _launcher() -> str:
+    """The launcher's file, compiled: that takes as long as several programs run."""
+    folder = tempfile.mkdtemp(prefix="simplexity-launcher-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(py_compile.compile(jail.__file__, str(Path(folder) / "jail.pyc"), doraise=True))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
