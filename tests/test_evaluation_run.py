@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from simplexity import embedded
 from simplexity.draw import derive_seeds
 from simplexity.engines.transformers import generate
 from simplexity.evaluation.plan import RunPlan, at_temperatures, seed_of
@@ -203,6 +204,28 @@ def test_killed_at_ten_moments(data, tmp_path):
     subprocess.run(command(data, out), check=True, capture_output=True)
     assert alike(without_times(out), expected)
     assert read_run(out)[0] == read_run(tmp_path / "whole")[0]
+
+
+@pytest.mark.slow
+def test_the_third_table_of_the_paper_on_the_embedded_model(tmp_path):
+    pytest.importorskip("math_verify")
+    asked = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n), "unique_id": str(n)} for n in (2, 3)]
+    (tmp_path / "math.json").write_text(json.dumps(asked))
+    out, simplexity = tmp_path / "table3", [sys.executable, "-m", "simplexity.cli"]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    options = ["--model", embedded.NAME, "--data", f"math500={tmp_path / 'math.json'}", "--task", "math500"]
+    subprocess.run(
+        [*simplexity, "reproduce", "table3", *options, "--max-tokens", "16", "--out", str(out)], check=True, env=env
+    )
+    subprocess.run([*simplexity, "report", str(out)], check=True, env=env)
+    rows = [line.strip("| ").split(" | ") for line in (out / "report.md").read_text().splitlines()]
+    steps, found = (
+        next(row[1:] for row in rows if row[0] == name) for name in ("gradient steps", "effective temperature")
+    )
+    assert steps == ["2", "5", "10", "15", "20"]
+    # with a reward too small to matter: 1/τ' = 1/τ + (1 − (1−λ)^J)/λ
+    expected = [1 / (1 / 0.7 + (1 - 0.9 ** int(j)) / 0.1) for j in steps]
+    assert [float(tau) for tau in found] == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.slow

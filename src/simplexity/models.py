@@ -112,7 +112,7 @@ def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
 
 
 def load_model(name: str | None = None, device: str | None = None, dtype: str | None = None) -> LanguageModel:
-    """A model by hub name, local folder or GGUF file; the embedded one when no name is given.
+    """A model by hub name, local folder or GGUF file; the embedded one by its own name, or when none is given.
 
     device: "cuda" where there is one, else "cpu".
     dtype:  "float32" on a CPU, else what the model was saved in.
@@ -169,7 +169,9 @@ def loading(name: str | None, where: str) -> Iterator[None]:
 
 def located(name: str | None) -> tuple[str, dict[str, str]]:
     """The place as transformers wants it: a folder or a hub name, and the GGUF file in it if it is one."""
-    path = embedded.unpacked() if name is None else Path(name).expanduser()
+    path = Path(name or embedded.NAME).expanduser()
+    if name is None or (name == embedded.NAME and not path.exists()):
+        path = embedded.unpacked()
     if path.is_file():
         with path.open("rb") as file:
             if file.read(4) != GGUF_MAGIC:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from simplexity.embedded import NAME
 from simplexity.evaluation.local import local_writer
 from simplexity.evaluation.plan import ENGINES, RunPlan, at_temperatures
 from simplexity.evaluation.presets import TABLES
@@ -98,7 +99,10 @@ def reproduce_command(
     every: Every = None,
     controls: Controls = True,
     allow_code_execution: Allow = False,
-    model: ModelOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help=f"hub name, folder or GGUF file; {NAME} is the embedded one [default: the table's own]"),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     ray: Ray = None,
