@@ -212,7 +212,7 @@ def test_the_third_table_of_the_paper_on_the_embedded_model(tmp_path):
     asked = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n), "unique_id": str(n)} for n in (2, 3)]
     (tmp_path / "math.json").write_text(json.dumps(asked))
     out, simplexity = tmp_path / "table3", [sys.executable, "-m", "simplexity.cli"]
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other crawl on a busy machine
     options = ["--model", embedded.NAME, "--data", f"math500={tmp_path / 'math.json'}", "--task", "math500"]
     subprocess.run(
         [*simplexity, "reproduce", "table3", *options, "--max-tokens", "16", "--out", str(out)], check=True, env=env
