@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covering_search import independent
 from simplexity.evaluation.intervals import Interval, interval
 from simplexity.evaluation.scores import Sampled
 
@@ -26,12 +27,12 @@ RESAMPLES = 2000
 
 
 def sampled(arm: str, found: dict[str, Any], k: int) -> Sampled:
-    """The samples of an arm; one of softmax draws them independently."""
+    """The samples of an arm, in groups or independent."""
     questions = sorted(found["right"])
     right = torch.tensor([[c == "1" for c in found["right"][q]] for q in questions])
     said = found.get("answers", {})
     answers = [[None if x < 0 else str(x) for x in said.get(q, [0] * right.shape[1])] for q in questions]
-    return Sampled(tuple(questions), right, answers, coupled=1 if arm.startswith("softmax") else k)
+    return Sampled(tuple(questions), right, answers, coupled=1 if independent(arm) else k)
 
 
 def apart(samples: Sampled, k: int) -> Tensor:
@@ -80,7 +81,7 @@ def main() -> None:
     for path in parser.parse_args().files:
         run = json.loads(path.read_text())
         k, arms = run["group"], {arm: sampled(arm, found, run["group"]) for arm, found in run["arms"].items()}
-        sweep = [samples for arm, samples in arms.items() if arm.startswith("softmax")]
+        sweep = [samples for arm, samples in arms.items() if independent(arm) and "minp" not in arm]
         votes = all("answers" in found for found in run["arms"].values())
         print(f"\n{run['task']}; {run['samples']} samples in groups of {k}, 95% intervals")
         print(f"| | pass@1 | pass@{k} | maj@{k} | above softmax | above different groups | room |")

@@ -202,11 +202,16 @@ def graded(path: Path, arm: str, chosen: Task, pairs: list[tuple[Question, str]]
     print(f"  graded {arm}", flush=True)
 
 
+def independent(arm: str) -> bool:
+    """Whether the samples of an arm know nothing of each other; members with temperatures of their own make a group."""
+    return arm.split()[0] == "softmax" and "/" not in arm
+
+
 def line(found: dict[str, Any]) -> str:
     """pass@1 and pass@k: over all subsets where samples are independent, otherwise over the groups."""
     n, k, rows = found["n"], found["k"], found["right"].values()
     alone = sum(row.count("1") for row in rows) / (n * len(rows))
-    if found["arm"].split()[0] == "softmax" and "/" not in found["arm"]:
+    if independent(found["arm"]):
         held = [1 - math.comb(row.count("0"), k) / math.comb(n, k) for row in rows]
     else:
         held = [sum("1" in row[i : i + k] for i in range(0, n, k)) / (n // k) for row in rows]

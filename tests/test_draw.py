@@ -71,6 +71,17 @@ def test_few_seeds_give_the_numbers_they_give_among_many(step, stream):
     together = uniform(seeds, step, stream)
     assert torch.equal(together, torch.cat([uniform(part, step, stream) for part in seeds.split(9)]))
     assert uniform(seeds[5], step, stream) == together[5]
+    assert torch.equal(uniform(seeds[:6].view(2, 3).t(), step, stream), together[:6].view(2, 3).t())
+    assert torch.equal(uniform(seeds[:2].expand(3, 2), step, stream), together[:2].expand(3, 2))
+
+
+def test_the_default_device_does_not_matter():
+    x, seeds = torch.randn(1, 5000, generator=torch.Generator().manual_seed(1)), torch.tensor([3])
+    specs = ["softmax", "top-p:p=0.9", "top-p:p=0.9,temperature=9", "bok", "bok:temperature=20", "bok:solver=exact"]
+    expected = [decoder(spec).sample(x, seeds=seeds) for spec in specs]
+    with torch.device("meta"):
+        found = [decoder(spec).sample(x, seeds=seeds) for spec in specs]
+    assert [token.item() for token in found] == [token.item() for token in expected]
 
 
 def test_uniforms_are_fixed_for_good():

@@ -2,11 +2,13 @@
 
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +19,14 @@ import torch
 from simplexity import embedded
 from simplexity.draw import derive_seeds
 from simplexity.engines.transformers import generate
-from simplexity.evaluation.plan import RunPlan, at_temperatures, seed_of
-from simplexity.evaluation.records import read_run
+from simplexity.evaluation.plan import RunPlan, at_temperatures, batches, seed_of
+from simplexity.evaluation.records import Ledger, read_run
 from simplexity.evaluation.report import write_report
-from simplexity.evaluation.run import evaluate
-from simplexity.evaluation.task import Question
+from simplexity.evaluation.run import Breakdown, Grading, Progress, evaluate
+from simplexity.evaluation.task import Grade, Question
 from simplexity.evaluation.tasks import task
 from simplexity.evaluation.writer import TransformersWriter
+from simplexity.evaluation.written import Text, Written
 from stopped_runs import go
 
 pytestmark = pytest.mark.xdist_group("model")
@@ -65,6 +68,41 @@ def alike(found: list[dict], expected: list[dict]) -> bool:
     assert plain(found) == plain(expected)
     torch.testing.assert_close(torch.tensor(numbers(found)), torch.tensor(numbers(expected)), rtol=1e-2, atol=1e-4)
     return True
+
+
+class Counting:
+    """Grades as told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def grade(self, pairs):
+        self.asked += [(question.id, text) for question, text in pairs]
+        return [Grade(text == "5", text) for _, text in pairs]
+
+
+def test_a_text_is_made_by_who_grades_it_and_graded_once(plan, tmp_path):
+    questions, asked, threads = task("gsm8k").load(Path(plan.data)), Counting(), set()
+
+    def read(said):
+        threads.add(threading.get_ident())
+        return [Text(i // 2, i % 2, i, text, 1, "stop", 0.5, None) for i, text in enumerate(said)]
+
+    with Ledger(tmp_path / "run", plan, "f", {}) as ledger, Grading(ledger, asked, Breakdown(), Progress()) as grading:
+        for arm, said in zip(plan.arms, (["5", "5", "5", "6"], ["5", "7", "6", "6"]), strict=True):
+            work = batches(plan, arm, questions)[0]
+            grading.add(work, Written(lambda said=said: read(said), 1.0, 0.5, 0.1))
+    first, second = (question.id for question in work.questions)
+    assert asked.asked == [(first, "5"), (second, "5"), (second, "6"), (first, "7")]
+    assert [record.correct for record in ledger.records] == [True, True, True, False, True, False, False, False]
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_written_texts_travel_without_their_tokenizer():
+    texts = [Text(0, 0, 1, "five", 1, "stop", 0.5, 0.7)]
+    arrived = pickle.loads(pickle.dumps(Written(lambda: texts, 1.0, 0.5, 0.1)))
+    assert (arrived.texts, arrived.seconds, arrived.forward, arrived.looking) == (texts, 1.0, 0.5, 0.1)
 
 
 def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_path):

@@ -27,6 +27,14 @@ def test_few_passes_find_the_effective_temperature_of_sharp_rows(monkeypatch):
     torch.testing.assert_close(found, torch.full_like(found, 0.5), rtol=1e-7, atol=0)
 
 
+def test_one_row_for_several_targets_and_one_target_for_several_rows():
+    s, targets = torch.randn(50).double(), torch.tensor([1.0, 2.0, 0.5]).double()
+    each = torch.stack([effective_temperature(s, target) for target in targets])
+    torch.testing.assert_close(effective_temperature(s, targets), each)
+    torch.testing.assert_close(effective_temperature(s.unsqueeze(0), targets), each)
+    torch.testing.assert_close(effective_temperature(s.expand(4, -1), targets[0]), each[:1].expand(4))
+
+
 def test_effective_temperature_where_it_has_no_or_no_finite_value():
     s = torch.tensor([[3.0, 2.0, 0.0], [1.0, 1.0, 1.0], [3.0, 3.0, 0.0], [3.0, 3.0, 0.0]]).double()
     one_hot, uniform = torch.tensor(0.0).double(), torch.tensor(math.log(3)).double()

@@ -86,7 +86,7 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
     if q.shape[-1] == 1:
         return torch.zeros_like(u, dtype=torch.int64)
     if u.numel() == 1 and q.device.type == "cpu":
-        return torch.full(u.shape, _place_in_row(q.reshape(-1), float(u)))
+        return torch.full(u.shape, _place_in_row(q.reshape(-1), float(u)), device=u.device)
     u = u.unsqueeze(-1).clamp_max(LAST)
     if q.shape[-1] < 4 * BLOCK:
         ends = q.cumsum(-1, dtype=torch.float64)
@@ -193,9 +193,12 @@ def uniform(seeds: Tensor, step: int | Tensor = 0, stream: int = 0) -> Tensor:
     """
     if seeds.numel() <= FEW and seeds.device.type == "cpu" and not isinstance(step, Tensor):
         bits = [
-            _mixed(_mixed(_mixed(seed + GOLDEN) + step * GOLDEN) + stream * GOLDEN) for seed in seeds.view(-1).tolist()
+            _mixed(_mixed(_mixed(seed + GOLDEN) + step * GOLDEN) + stream * GOLDEN)
+            for seed in seeds.reshape(-1).tolist()
         ]
-        return torch.tensor([(x >> 11) * GRAIN for x in bits], dtype=torch.float64).view(seeds.shape)
+        return torch.tensor([(x >> 11) * GRAIN for x in bits], dtype=torch.float64, device=seeds.device).view(
+            seeds.shape
+        )
     bits = _mix(_mix(_mix(seeds + GOLDEN) + _times_golden(step)) + _times_golden(stream))
     return _shift(bits, 11).double() * GRAIN
 

@@ -99,6 +99,8 @@ def effective_temperature(scores: Tensor, target: Tensor, moments: Moments | Non
     >>> round(effective_temperature(s, entropy(torch.softmax(s / 0.7, -1))).item(), 6)
     0.7
     """
+    rows = torch.broadcast_shapes(scores.shape[:-1], target.shape)
+    scores, target = scores.expand(*rows, scores.shape[-1]), target.expand(rows)
     s = scores if moments is not None else scores.double()
     top = s.amax(-1, keepdim=True)
     allowed, best = s > -torch.inf, s == top

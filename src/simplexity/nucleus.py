@@ -118,7 +118,7 @@ def keep_nucleus_(e: Tensor, p: float, scores: Tensor) -> None:
     high, low = cuts_around(e, p * mass, mass)
     ids = between(e, low.level, high.level)
     at_edge = e.index_select(0, ids)
-    left = torch.full((1,), p * mass - high.held, dtype=torch.float64)
+    left = e.new_full((1,), p * mass - high.held, dtype=torch.float64)
     at_edge.mul_(prefix(at_edge, left, scores.index_select(0, ids)))
     torch.threshold_(e, high.level, 0.0).index_copy_(0, ids, at_edge)
 
@@ -134,7 +134,7 @@ def cuts_around(e: Tensor, needed: float, mass: float) -> tuple[Cut, Cut]:
     """(a cut that holds less than is needed, one that holds enough) through masses e `[V]`, with few tokens between.
 
     A sample tells where the edge lies, a sum over the row how far off that is; once it lies between two cuts, straight
-    lines are good guesses. What the cuts hold is exact, however good the guesses.
+    lines are good guesses. What the cuts hold is exact up to rounding, however good the guesses.
     """
     high, low = Cut(inf, 0.0), Cut(-1.0, mass)
 

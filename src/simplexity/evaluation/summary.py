@@ -68,7 +68,8 @@ class Summary:
     def ks(self) -> list[int]:
         """1, 2, 4 … up to n where samples are independent, or to the largest coupled group; and those groups' sizes."""
         most = self.plan.n if 1 in self.plan.coupled else max(self.plan.coupled)
-        return sorted({1, most, *self.plan.coupled} | {2**i for i in range(12) if 2**i <= most})
+        found = {1, most, *self.plan.coupled} | {2**i for i in range(12) if 2**i <= most}
+        return sorted(k for k in found if any(line.sampled.has(k) for line in self.lines))
 
     @property
     def sizes(self) -> list[int]:

@@ -237,7 +237,7 @@ class Climb:
             e = [math.exp(a * s + gain * c) for s, gain, c in zip(below, gains, covered, strict=True)]
             whole = sum(e) + tail
             q = [each / whole for each in e]
-        return torch.tensor(e, dtype=torch.float64).view_as(x)
+        return x.new_tensor(e, dtype=torch.float64).view_as(x)
 
     def tails(self, x: Tensor, mass: Tensor, sums: Tensor) -> Sequence[Tensor]:
         """What lies outside some columns after each step, `[..., 1]`.
@@ -250,10 +250,10 @@ class Climb:
             for s in x.flatten().tolist():
                 base, rise = slope * s, s + (pull * math.exp(slope * s) / whole if own else self.elsewhere)
                 rest = [each - math.exp(base + level * rise) for each, level in zip(rest, self.levels[1:], strict=True)]
-            return torch.tensor(rest, dtype=torch.float64).clamp_min_(0.0).view_as(sums[1:]).unbind(0)
+            return x.new_tensor(rest, dtype=torch.float64).clamp_min_(0.0).view_as(sums[1:]).unbind(0)
         base = x * self.task.slope
         rise = self.rewarded_(x.clone(), base.exp(), mass)
-        levels = torch.tensor(self.levels, dtype=torch.float64).view(-1, *[1] * x.ndim)
+        levels = x.new_tensor(self.levels, dtype=torch.float64).view(-1, *[1] * x.ndim)
         inside = (rise * levels).add_(base).exp_().sum(-1, keepdim=True)
         return (sums - inside).clamp_min_(0.0).unbind(0)[1:]
 
@@ -344,7 +344,7 @@ def least_felt(climb: Climb, sums: Tensor) -> Tensor:
         rates = [level + (1 + own) * task.slope for level in climb.levels]
         deepest = max((left - math.log(each)) / rate for each, rate in zip([mass, *others], rates, strict=False))
         floors.append(best - max(deepest, 0.0) * (1 + 1e-6) - 1e-6 - 1e-6 * abs(best))
-    return torch.tensor(floors, dtype=task.best.dtype).view_as(task.best)
+    return task.best.new_tensor(floors).view_as(task.best)
 
 
 def uncovered(climb: Climb, log: bool) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Ten
             chosen = i
             break
     block, offset = divmod(places.tolist()[chosen], length)
-    return torch.full(u.shape, hot.tolist()[block] * length + offset)
+    return torch.full(u.shape, hot.tolist()[block] * length + offset, device=u.device)
 
 
 def _is(value: float | Tensor, number: float) -> bool:

@@ -20,14 +20,14 @@ LEAST = -87.0  # e to this is a normal number in float32
 @triton.jit
 def moments(scores, stride, size, rows, tops, betas, out, TILE: tl.constexpr, LEAST: tl.constexpr):
     """One tile of one row; what it finds is added up outside."""
-    place, tile = tl.program_id(1), tl.program_id(0)
+    place, tile = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + place)
     column = tile * TILE + tl.arange(0, TILE)
     score = tl.load(scores + row.to(tl.int64) * stride + column, mask=column < size, other=float("-inf")).to(tl.float32)
     x = score - tl.load(tops + row)
     y = tl.maximum(x * tl.load(betas + place), LEAST)
     e = tl.where((x < 0) & (score > float("-inf")), tl.exp(y), 0.0)
-    first = out + (place * tl.num_programs(0) + tile) * 3
+    first = out + (place * tl.num_programs(1) + tile) * 3
     tl.store(first, tl.sum(e, 0))
     tl.store(first + 1, tl.sum(e * y, 0))
     tl.store(first + 2, tl.sum(e * y * y, 0))
@@ -53,7 +53,7 @@ class MomentsOnGPU:
         out = torch.empty(count, -(-size // tile), 3, dtype=torch.float32, device=beta.device)
         run: Any = moments
         if count:
-            run[(out.shape[1], count)](
+            run[(count, out.shape[1])](
                 self.scores,
                 self.scores.stride(0),
                 size,
