@@ -74,7 +74,14 @@ def test_describe_with_a_mask_speaks_of_the_masked_model():
 
 
 @pytest.mark.parametrize(
-    "spec", ["softmax", "top-k:k=40", "kl:lam=5", "bok:scores=none", "bok:scores=none,solver=exact"]
+    "spec",
+    [
+        "softmax",
+        "top-k:k=40",
+        "kl:lam=5",
+        "bok:scores=none",
+        pytest.param("bok:scores=none,solver=exact", marks=pytest.mark.slow),  # without host reads: its worst case
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_target_entropy_is_met(spec, dtype):
