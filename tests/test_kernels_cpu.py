@@ -10,6 +10,8 @@ import simplexity as sx
 from simplexity import Context, decoder
 from simplexity.draw import ByNumber, inverse_cdf, uniform
 from simplexity.kernels import draw_fused
+from simplexity.kernels.cpu_coverage import draw_coverage
+from simplexity.rows import block_maxima
 
 SPECS = [
     "softmax:temperature=0.7",
@@ -287,3 +289,22 @@ def test_optima_on_flat_rows_are_those_of_the_reference(spec):
         low = high - q.gather(-1, tokens).squeeze(-1)
         assert bool(((u >= low - 3e-6) & (u <= high + 3e-6)).all())
         assert tokens.squeeze(-1).tolist() == [int(chosen.sample(x[i], seeds=i, step=step)) for i in range(5)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_what_is_left_out_of_an_exact_optimum_weighs_next_to_nothing(scale):
+    """Best-of-K is drawn on the columns that weigh: sorted, their masses are the reference's largest."""
+    x = scale * torch.randn(2, 20_000, generator=torch.Generator().manual_seed(3))
+    chosen, masses = decoder("bok:solver=exact"), []
+    problem = chosen.problem(x)
+
+    def pick(mass):
+        masses.append(mass.double())
+        return torch.zeros(mass.shape[:-1], dtype=torch.int64)
+
+    assert draw_coverage(problem, chosen.method(problem), block_maxima(x), pick) is not None
+    found = (masses[0] / masses[0].sum(-1, keepdim=True)).sort(-1, descending=True).values
+    assert found.shape[-1] < 5_000, "nothing was left out: the test shows nothing"
+    q = chosen.distribution(x.double()).sort(-1, descending=True).values
+    q[:, : found.shape[-1]] -= found
+    assert 0.5 * q.abs().sum(-1).max() < 3e-6
