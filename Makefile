@@ -28,7 +28,7 @@ test-engines: .venv-vllm/.installed .venv-llama/.installed .venv-sglang/.install
 
 test-gpu:  ## the Triton kernels in full, with the Python that has torch for your GPU
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_kernels_gpu.py
-	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_many_rows.py -k attention
+	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_many_rows.py -k "attention or graph"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

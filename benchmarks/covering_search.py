@@ -170,7 +170,7 @@ def write(many: ManyRows, draws: Draws, prompts: list[list[int]], n: int, limit:
     lengths, stops = torch.full((count,), limit, device=device), torch.tensor(ends, device=device)
     for step in range(limit):
         live = len(slots)
-        tokens = draws.draw(many.step(live), slots, written, step)
+        tokens = draws.draw(many.step(live)[1][:live], slots, written, step)
         written[slots, step] = torch.where(over, -1, tokens)
         many.tokens[:live], many.lengths[:live] = tokens, many.lengths[:live] + 1
         new = torch.isin(tokens, stops) & ~over

@@ -4,6 +4,7 @@
 
 Every round times each contender in turn, a short burst each, so that a busy moment hits all of them; the
 table shows medians.
+"/read" is how many bare reads of the logits it takes.
 "plain" is the chain temperature + softmax + multinomial, "own" the chain with the warper a decoder replaces.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import simplexity
 from record import record
@@ -26,14 +27,21 @@ from simplexity import decoder
 T = 0.8
 BURST = 5
 SIZES = [(size, batch, torch.float32) for size in (49_152, 151_936, 262_144) for batch in (1, 16, 32, 256)]
-SIZES += [(151_936, batch, torch.bfloat16) for batch in (1, 32)]
+SIZES += [(size, batch, torch.bfloat16) for size in (49_152, 151_936, 262_144) for batch in (1, 32)]
 QUICK = [(49_152, 1, torch.float32), (151_936, 16, torch.float32)]
-CHAINS: dict[str, list[Any]] = {"plain": [], "top-k": [TopKLogitsWarper(50)], "top-p": [TopPLogitsWarper(0.9)]}
+CHAINS: dict[str, list[Any]] = {
+    "plain": [],
+    "top-k": [TopKLogitsWarper(50)],
+    "top-p": [TopPLogitsWarper(0.9)],
+    "min-p": [MinPLogitsWarper(0.1)],
+}
+READ = "amax (a bare read)"
 SPECS = {
     "greedy": "plain",
     f"softmax:temperature={T}": "plain",
     f"top-k:temperature={T}": "top-k",
     f"top-p:temperature={T}": "top-p",
+    f"min-p:p=0.1,temperature={T}": "min-p",
     "sparsemax": "plain",
     "entmax": "plain",
     "entmax:alpha=1.2": "plain",
@@ -91,7 +99,8 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
     options.add_argument("--out", type=Path, help="write the numbers as JSON")
     arguments = options.parse_args()
-    contenders: dict[str, Callable[[Tensor], Any]] = {f"chain {name}": chain(w) for name, w in CHAINS.items()}
+    contenders: dict[str, Callable[[Tensor], Any]] = {READ: lambda x: x.amax(-1)}
+    contenders |= {f"chain {name}": chain(w) for name, w in CHAINS.items()}
     contenders |= {spec: decoder(spec).sample for spec in SPECS}
     results = []
     for shape in ("peaked", "flat"):
@@ -100,10 +109,11 @@ def main() -> None:
             kind = str(dtype).removeprefix("torch.")
             results.append({"shape": shape, "vocabulary": size, "batch": batch, "dtype": kind, "us": us})
             print(f"\n{shape} logits, V = {size:,}, batch {batch}, {kind}, {torch.get_num_threads()} threads")
-            print(f"{'':46}{'µs':>9}{'plain/it':>10}{'own/it':>9}")
+            print(f"{'':46}{'µs':>9}{'GB/s':>7}{'/read':>7}{'plain/it':>10}{'own/it':>9}")
             for name, t in us.items():
-                own = SPECS.get(name, "plain")
-                print(f"{name:46}{t:9.0f}{us['chain plain'] / t:9.1f}x{us[f'chain {own}'] / t:8.1f}x")
+                own, speed = SPECS.get(name, "plain"), batch * size * dtype.itemsize / t / 1e3
+                ratios = f"{us['chain plain'] / t:9.1f}x{us[f'chain {own}'] / t:8.1f}x"
+                print(f"{name:46}{t:9.0f}{speed:7.2f}{t / us[READ]:7.1f}{ratios}")
     record(arguments.out, results, simplexity, torch, transformers)
 
 

@@ -99,6 +99,53 @@ def test_a_text_is_made_by_who_grades_it_and_graded_once(plan, tmp_path):
     assert threading.get_ident() not in threads
 
 
+def graded_late(plan, folder, grade):
+    """(batches, records) of a run whose first batch is graded when all the others have come."""
+    questions, go_on = task("gsm8k").load(Path(plan.data)), threading.Event()
+
+    class Late:
+        def grade(self, pairs):
+            assert go_on.wait(60)
+            return grade(pairs)
+
+    works = [work for arm in plan.arms for work in batches(plan, arm, questions)]
+    with Ledger(folder, plan, "f", {}) as ledger, Grading(ledger, Late(), Breakdown(), Progress()) as grading:
+        for number, work in enumerate(works):
+            texts = [Text(0, 0, 1, str(number), 1, "stop", 0.5, None)]
+            grading.add(work, Written(lambda texts=texts: texts, 1.0, 0.5, 0.1))
+            while number == 0 and grading.queue:
+                time.sleep(0.001)
+        go_on.set()
+    return works, ledger.records
+
+
+def test_what_comes_while_others_are_graded_is_graded_together(plan, tmp_path):
+    calls, intervals, before = [], set(), sys.getswitchinterval()
+
+    def grade(pairs):
+        calls.append(sorted(text for _, text in pairs))
+        intervals.add(sys.getswitchinterval())
+        return [Grade(True, text) for _, text in pairs]
+
+    works, found = graded_late(plan, tmp_path, grade)
+    assert calls == [["0"], ["1", "2", "3", "4"], ["5"]]
+    assert [(r.batch, r.decoder, r.text) for r in found] == [
+        (work.number, work.arm.decoder, str(number)) for number, work in enumerate(works)
+    ]
+    assert max(intervals) < before == sys.getswitchinterval(), "the thread of the model waits for that of the grader"
+
+
+def test_a_batch_that_cannot_be_graded_takes_no_other_along(plan, tmp_path):
+    def grade(pairs):
+        if any(text == "3" for _, text in pairs):
+            raise RuntimeError("not this one")
+        return [Grade(True, text) for _, text in pairs]
+
+    with pytest.raises(RuntimeError, match="not this one"):
+        graded_late(plan, tmp_path, grade)
+    assert {r.text for r in read_run(tmp_path)[2]} >= {"0", "1", "2", "4"}
+
+
 def test_written_texts_travel_without_their_tokenizer():
     texts = [Text(0, 0, 1, "five", 1, "stop", 0.5, 0.7)]
     arrived = pickle.loads(pickle.dumps(Written(lambda: texts, 1.0, 0.5, 0.1)))

@@ -86,8 +86,7 @@ def test_q_and_draws_are_those_of_the_reference(spec, size):
     written = written.cpu()
     assert not drawn.status.any()
     assert 0.5 * (written.double() - q).abs().sum(-1).max() < 1e-5
-    differ = (written > 0) != (q > 1e-37)
-    assert (q[differ] < 1e-6).all(), "another support"
+    same_support(spec, x, written, q)
     ends = q.cumsum(-1)
     for step in range(3 if GPU else 1):
         seeds = torch.arange(len(x)) + 10 * step
@@ -98,6 +97,22 @@ def test_q_and_draws_are_those_of_the_reference(spec, size):
         high = ends.gather(-1, tokens).squeeze(-1)
         assert bool(((u >= high - mass - 3e-6) & (u <= high + 3e-6)).all())
         torch.testing.assert_close(found.log_q.cpu().double(), mass.log(), atol=1e-4, rtol=1e-4)
+
+
+def same_support(spec: str, x: torch.Tensor, written: torch.Tensor, q: torch.Tensor) -> None:
+    """No token more and none fewer than in q, but for those that weigh nothing; top-p may go by rounding at its p."""
+    extra, missing = (written > 0) & (q == 0), (written == 0) & (q > 1e-37)
+    chosen = decoder(spec)
+    if chosen.name == "top-p":
+        tau = 1.0 if chosen.temperature_last else chosen.temperature
+        mass = torch.softmax(x.double() / tau, -1).sort(-1, descending=True).values.cumsum(-1)
+        clear = (mass - chosen.p).abs().amin(-1) > 1e-6
+        assert not (extra | missing)[clear].any()
+    elif chosen.name in ("top-k", "min-p"):
+        assert not (extra | missing).any()
+    else:
+        assert (written[extra] < 1e-6).all()
+        assert (q[missing] < 1e-6).all()
 
 
 @pytest.mark.parametrize("spec", SPECS if GPU else ["softmax", "top-p:p=0.7", "bok"])
@@ -125,12 +140,18 @@ def test_a_row_that_cannot_be_solved_stays_as_it_is_in_place():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype):
+@pytest.mark.parametrize("spec", SPECS if GPU else ["softmax", "top-p:p=0.7"])
+def test_half_precision(spec, dtype):
     x = (3 * torch.randn(3, SIZES[-1], generator=torch.Generator().manual_seed(0))).to(dtype)
-    for spec in ("softmax", "top-p:p=0.7", "sparsemax"):
-        written, _ = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
-        q = decoder(spec).distribution(x.double())
-        assert 0.5 * (written.cpu().double() - q).abs().sum(-1).max() < 1e-5
+    written, _ = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
+    q = decoder(spec).distribution(x.double())
+    assert 0.5 * (written.cpu().double() - q).abs().sum(-1).max() < 1e-5
+    same_support(spec, x, written.cpu(), q)
+    seeds = torch.arange(3)
+    found = gpu.fused_draw(x.to(DEVICE), plan_of(spec), seeds.to(DEVICE)).tokens.cpu()
+    high = q.cumsum(-1).gather(-1, found.unsqueeze(-1)).squeeze(-1)
+    mass = q.gather(-1, found.unsqueeze(-1)).squeeze(-1)
+    assert bool(((uniform(seeds) >= high - mass - 3e-6) & (uniform(seeds) <= high + 3e-6)).all())
 
 
 def test_parameters_per_row():
@@ -222,6 +243,27 @@ def test_a_row_depends_on_itself_alone():
             assert alone.tokens[0] == together.tokens[i]
             assert alone.log_q[0] == together.log_q[i]
     assert gpu.fused_draw(x[:0], plan_of("softmax"), seeds[:0]).tokens.shape == (0,)
+
+
+def test_parameters_seeds_and_steps_in_any_layout():
+    x, plan = awkward(SIZES[-1])[[0, 2, 3, 5]].to(DEVICE), plan_of("top-p:p=0.7")
+    shared, apart = torch.tensor(5, device=DEVICE), torch.arange(8, device=DEVICE)
+    tau = torch.tensor([0.7, 9.0, 0.8, 9.0, 0.9, 9.0, 1.0, 9.0], device=DEVICE)[::2]
+    strided, plain = (replace(plan, lam=t, tau=t) for t in (tau, tau.contiguous()))
+    for seeds, step in [(shared.expand(4), 3), (apart[::2], 3), (apart[:4], shared.expand(4)), (apart[:4], apart[::2])]:
+        numbers = uniform(seeds.cpu(), step.cpu() if isinstance(step, torch.Tensor) else step).to(DEVICE)
+        expected = gpu.fused_draw(x, plain, uniforms=numbers).tokens
+        assert torch.equal(gpu.fused_draw(x, strided, seeds, step).tokens, expected)
+    spread = torch.stack([numbers, numbers], -1)[:, 0]
+    assert torch.equal(gpu.fused_draw(x, plain, uniforms=spread).tokens, expected)
+
+
+def test_tables_begin_where_triton_expects_it():
+    tables = gpu._tables(torch.device(DEVICE), 38, 7, 0, 5)
+    assert [table.data_ptr() % 16 for table in tables if len(table)] == [0, 0, 0]
+    for value, table in enumerate(tables):
+        table.fill_(value)
+    assert [table.tolist() for table in tables] == [[0.0] * 38, [1.0] * 7, [], [3.0] * 5]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
-from simplexity.engines.many_rows import LOOK, ManyRows, serves
+from simplexity.decoding import Decoder
+from simplexity.engines.many_rows import LOOK, ManyRows, Rows, serves
 from simplexity.engines.transformers import generate
 from simplexity.models import load_model
 
@@ -14,7 +15,7 @@ GPU = torch.cuda.is_available()
 SPECS = [
     pytest.param("softmax:temperature=0.5,repetition=1.05", False, marks=pytest.mark.slow),
     pytest.param("top-p:p=0.9,temperature=0.5", True, marks=pytest.mark.slow),
-    ("tree-bok:beta=4,alone=0.3,together=0.8", True),
+    pytest.param("tree-bok:beta=4,alone=0.3,together=0.8", True, marks=pytest.mark.slow),
 ]
 
 
@@ -53,6 +54,74 @@ def test_texts_are_those_of_generate(monkeypatch, small, spec, coupled):
     assert small.model.config._attn_implementation == "sdpa", "others may read with a mask"
     assert found.finished.any(), "no text left early: the test shows nothing"
     assert many.clock.seconds() > 0
+
+
+@pytest.mark.skipif(not GPU, reason="graphs are captured on a GPU")
+@pytest.mark.parametrize("spec", ["softmax", "top-p:p=0.9,temperature=0.8", "bok:lam=0.5", "top-k:repetition=1.2"])
+def test_what_a_graph_repeats_is_what_it_was_captured_from(monkeypatch, spec):
+    model, ends, limit, prompts = random_model().cuda(), list(range(10)), 20 * LOOK, some_prompts()
+    many = ManyRows(model, 70, max(map(len, prompts)) + limit)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]).cuda()
+    model.generation_config.eos_token_id = ends
+    with torch.inference_mode():
+        expected = generate(
+            model, ids, spec, attention_mask=(ids > 0).long(), n=8, max_new_tokens=limit, seeds=torch.arange(8)
+        )
+        captured = many.generate(prompts, spec, 8, limit, torch.arange(8), ends, every=16)
+        monkeypatch.setattr(Rows, "alike", lambda self: False)
+        launched = many.generate(prompts, spec, 8, limit, torch.arange(8), ends, every=16)
+    assert captured.lengths.tolist() == launched.lengths.tolist() == expected.lengths.tolist()
+    assert torch.equal(captured.tokens, launched.tokens)
+    torch.testing.assert_close(captured.entropy, launched.entropy)
+    for own, theirs, length in zip(captured.tokens, expected.tokens, captured.lengths.tolist(), strict=True):
+        assert own[:length].tolist() == theirs[:length].tolist()
+    assert len(many.graphs) > 1, "no row left the batch: the test shows nothing"
+
+
+@pytest.mark.parametrize("spec", [pytest.param("softmax", marks=pytest.mark.slow), "top-p:p=0.9,temperature=0.8"])
+def test_turns_that_are_repeated_draw_what_others_do(monkeypatch, spec):
+    """What a GPU does from graphs, step by step: places that nobody stands in, a step that is read from a tensor."""
+
+    class Again:
+        def __init__(self, run):
+            self.replay = run
+
+    def replay(many, live):
+        size = min(-(-live // 8) * 8, many.room)
+        scores = many._forward(size)
+        return size, places.setdefault(size, scores.clone()).copy_(scores)
+
+    model, ends, limit, prompts = random_model().double(), list(range(10)), 6 * LOOK, some_prompts()
+    many, places = ManyRows(model, 70, max(map(len, prompts)) + limit), {}
+    with torch.inference_mode():
+        expected = [many.generate(p, spec, 8, limit, torch.arange(len(p)), ends, 16) for p in (prompts, prompts[:5])]
+        monkeypatch.setattr(Decoder, "has_kernel", lambda *_: True)
+        monkeypatch.setattr(ManyRows, "_captured", lambda self, run: Again(run))
+        monkeypatch.setattr(ManyRows, "step", replay)
+        found = [many.generate(p, spec, 8, limit, torch.arange(len(p)), ends, 16) for p in (prompts, prompts[:5])]
+    for own, theirs in zip(found, expected, strict=True):
+        assert own.lengths.tolist() == theirs.lengths.tolist()
+        assert torch.equal(own.tokens, theirs.tokens)
+        torch.testing.assert_close(own.entropy, theirs.entropy)
+    assert len(places) > 2, "no row left the batch: the test shows nothing"
+
+
+def some_prompts() -> list[list[int]]:
+    """Eight, of different lengths."""
+    return [torch.arange(20 + i, 40 + 3 * i).tolist() for i in range(8)]
+
+
+def random_model():
+    """Small, with scores far from level."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=500, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.3, pad_token_id=0,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).eval()
 
 
 def test_room_is_checked(small):

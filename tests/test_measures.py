@@ -142,3 +142,11 @@ def test_targets_out_of_reach_are_refused_by_row():
     assert (q[1] == 0).all()
     with pytest.raises(ValueError, match="target cannot be reached"):
         decoder("bok:entropy=3").distribution(3 * torch.randn(1, 400))  # raw logits keep it cold at any temperature
+
+
+def test_a_tie_tells_no_temperature_that_rounding_could_have_made():
+    scores = torch.tensor([[5.0, 5.0, 0.0, -1.0]])
+    cold, warm = (decoder(f"softmax:temperature={tau}").distribution(scores) for tau in (0.05, 1.0))
+    noise = entropy(cold) + 2e-7  # what float32 makes of ln 2
+    assert effective_temperature(scores, noise).isnan().all()
+    torch.testing.assert_close(effective_temperature(scores, entropy(warm)).item(), 1.0, atol=1e-4, rtol=0)

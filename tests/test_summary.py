@@ -39,13 +39,15 @@ def test_a_trace_measures_what_log_q_says():
     torch.testing.assert_close(trace.effective_temperature[0], torch.tensor([0.5]).double(), atol=1e-5, rtol=0)
 
 
-def a_run(folder, lines: dict[str, tuple[float, list[int]]]) -> None:
+def a_run(folder, lines: dict[str, tuple[float, list[int]]], coupled: int = 1) -> None:
     """One of two questions, n = 2; by decoder: the entropy and who of the four samples is right."""
-    plan = RunPlan(None, "gsm8k", tuple(lines), n=2, batch=4, controls=False)
+    plan = RunPlan(None, "gsm8k", tuple(lines), n=2, batch=4, controls=False, coupled=(coupled,))
     content = {"plan": plan.to_json(), "questions": "x", "about": {"date": "", "machine": "", "versions": {}}}
     (folder / "plan.json").write_text(json.dumps(content))
     records = [
-        asdict(Record(name, 0, f"q{i // 2}", i % 2, i, "", 10, "stop", sharp, None, bool(ok), str(ok), "", 0.1))
+        asdict(
+            Record(name, 0, f"q{i // 2}", i % 2, i, "", 10, "stop", sharp, None, bool(ok), str(ok), "", 0.1, coupled)
+        )
         for name, (sharp, right) in zip(plan.decoders, lines.values(), strict=True)
         for i, ok in enumerate(right)
     ]
@@ -75,6 +77,28 @@ def test_the_control_has_the_same_mean_entropy(tmp_path):
     cells = [cell for _, _, rows in tables(found) for row in rows for cell in row]
     assert "≈ 0.500" in cells
     assert found.control(wide) is None
+
+
+def test_a_family_is_a_decoder_with_its_own_knob_turned(tmp_path):
+    def families(names: list[str], coupled: int) -> dict[str, list[float]]:
+        a_run(tmp_path, dict.fromkeys(names, (0.1, [1, 0, 0, 0])), coupled)
+        found = summarise(tmp_path).families
+        return {family.decoder: sorted(line.knob or 0 for line in lines) for family, lines in found.items()}
+
+    names = ["softmax:temperature=0.5", "softmax", "bok:steps=2,temperature=0.5", "bok:steps=2", "bok", "greedy"]
+    names += ["sparsemax:lam=0.5", "sparsemax:lam=2", "entmax:alpha=1.2,lam=0.5", "entmax:alpha=1.4,lam=0.5"]
+    found = families(names, 1)
+    assert found == {
+        "softmax": [0.5, 1.0],
+        "bok:steps=2": [0.5, 1.0],
+        "bok": [1.0],
+        "sparsemax": [0.5, 2.0],
+        "entmax:alpha=1.2": [0.5],
+        "entmax:alpha=1.4": [0.5],
+        "greedy": [0],
+    }
+    names = ["tree-bok:alone=0.3,together=0.8", "tree-bok:alone=0.5,together=0.8", "tree-bok:alone=0.5"]
+    assert families(names, 2) == {"tree-bok:together=0.8": [0.3, 0.5], "tree-bok": [0.5]}
 
 
 def test_packed_records_are_not_run_over(tmp_path):

@@ -68,6 +68,8 @@ class Decoder(ABC):
     """The fields of the context that the problem cannot be posed without: other, rewards."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Those that it looks at where they are given: other, siblings."""
+    knob: ClassVar[str] = "temperature"
+    """The parameter that a sweep of this decoder turns."""
 
     entropy: float | Tensor | None = _target("solve for the temperature that gives q this entropy, in nats")
     effective_temperature: float | Tensor | None = _target(
@@ -244,6 +246,10 @@ class Decoder(ABC):
     def summary(cls) -> str:
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n")[0]
+
+    def has_kernel(self, scores: Tensor) -> bool:
+        """Whether draws from such scores are made by a fused kernel for GPUs, which a graph can capture."""
+        return scores.is_cuda and self._gpu_plan(scores, None) is not None
 
     def _gpu_plan(self, scores: Tensor, context: Context | None) -> Plan | None:
         """How the fused kernels would serve this decoder; None where they do not know it."""

@@ -112,7 +112,9 @@ def effective_temperature(scores: Tensor, target: Tensor, moments: Moments | Non
     # x·β with β = 1/τ': at β·spread = 1e-9 the row is uniform to rounding, at β·step = 700 it is one-hot
     spread = top.squeeze(-1).double() - torch.where(allowed, s, torch.inf).amin(-1).double()
     step = top.squeeze(-1).double() - torch.where(best, -torch.inf, s).amax(-1).double()
-    usable = (tied < count) & (target > lowest + slack.clamp_max(1e-12)) & (target < highest - slack)
+    # beside maxima that tie, what the others add to the entropy must be more than its rounding
+    least = lowest + torch.where(tied > 1, slack, slack.clamp_max(1e-12))
+    usable = (tied < count) & (target > least) & (target < highest - slack)
     low, high, aim = torch.log(1e-9 / spread), torch.log(700.0 / step), target.clamp_min(1e-300).log()
     result = torch.full_like(target, torch.nan)
     if moments is None:

@@ -17,6 +17,7 @@ class Entmax(Decoder, name="entmax"):
     """((α−1)(s − η)/lam)_+^{1/(α−1)}: softmax with a finite tail (Peters, Niculae and Martins, 2019)."""
 
     objective = "max <q,s> − lam·Σ (q^alpha − q)/(alpha(alpha−1))"
+    knob = "lam"
 
     alpha: float | Tensor = parameter(1.5, "1 is softmax, 2 is sparsemax, above is sparser still", at_least=1)
     lam: float | Tensor = parameter(1.0, "strength: larger spreads wider", at_least=0)

@@ -16,6 +16,7 @@ class Sparsemax(Decoder, name="sparsemax"):
     """(s − η)_+ / lam: exact zeros for all tokens more than lam below the best (Martins and Astudillo, 2016)."""
 
     objective = "max <q,s> − lam·½‖q‖²"
+    knob = "lam"
 
     lam: float | Tensor = parameter(1.0, "strength: larger spreads wider", at_least=0)
 

@@ -32,6 +32,7 @@ class TreeBestOfK(Decoder, name="tree-bok"):
 
     objective = "max <q,s> − τ·(Σ q log q − (beta/K)·Σ w(1−(1−q)^K)), τ = alone if K = 1, else together"
     uses = ("siblings",)
+    knob = "alone"
 
     beta: float | Tensor = parameter(1.0, "reward for coverage", at_least=0)
     alone: float | Tensor = parameter(1.0, "temperature where K = 1", above=0)

@@ -8,8 +8,8 @@ those of `generate` up to the rounding of the model's sums.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simplexity.decoding import Decoder
 
 ATTENTION = "simplexity-many-rows"
-LOOK = 8  # steps between two looks at which rows have ended: the GPU has to be waited for
+LOOK = 8  # steps between two questions which rows have ended: moving the others takes as long as a step
 SHRINK = 0.7  # of one size of batch is the next
 READ = 64  # prompts read at once
 MEASURED = 256  # rows measured at once
@@ -59,7 +59,10 @@ class ManyRows:
         self.cache = torch.zeros(shape, dtype=model.dtype, device=self.device)
         # of the row in each place of the batch: where its text lies, its newest token, and how many there are before it
         self.slots, self.tokens, self.lengths = torch.zeros(3, rows, dtype=torch.int64, device=self.device)
+        self.places = torch.arange(rows, device=self.device)
         self.graphs: dict[int, tuple[Any, Tensor]] = {}
+        if self.device.type == "cuda":
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         self.clock = Clock(self.device)
 
     def generate(
@@ -104,55 +107,86 @@ class ManyRows:
         device, count, begin = self.device, len(prompts) * n, time.perf_counter()
         group = n if chosen.reads("siblings") else 1  # a text that others are counted with stays as long as they do
         rows = Rows(
-            torch.arange(count, device=device),
-            derive_seeds(seeds, n),
-            Codes.spread(seeds, n, device) if coupled else None,
-            Siblings(count, group, device) if chosen.reads("siblings") else None,
-            torch.zeros(count, dtype=torch.bool, device=device),
+            live=count,
+            alive=torch.tensor(count, device=device),
+            seeds=_filled(derive_seeds(seeds, n), self.room, 0),
+            over=_filled(torch.zeros(count, dtype=torch.bool, device=device), self.room, True),
+            written=torch.zeros(self.room, max_new_tokens, dtype=torch.int64, device=device),
+            ended=torch.full((self.room,), max_new_tokens, dtype=torch.int64, device=device),
+            stops=torch.tensor(ends, dtype=torch.int64, device=device),
+            step=torch.zeros((), dtype=torch.int64, device=device),
+            unsolved=torch.zeros((), dtype=torch.bool, device=device),
+            codes=Codes.spread(seeds, n, device) if coupled else None,
+            siblings=Siblings(count, group, device) if chosen.reads("siblings") else None,
+            before=_padded(prompts, n, device) if chosen.penalises() else None,
         )
         self.clock.start()
         self.read(prompts, n)
         self.clock.stop()
-        written = torch.zeros(count, max_new_tokens, dtype=torch.int64, device=device)
-        ended = torch.full((count,), max_new_tokens, dtype=torch.int64, device=device)
-        stops = torch.tensor(ends, dtype=torch.int64, device=device)
-        unsolved = torch.zeros((), dtype=torch.bool, device=device)
-        before = _padded(prompts, n, device) if chosen.penalises() else None
-        trace, looks = Trace(every), []
+        trace, looks, leaving = Trace(every), [], Leaving(device)
+        turns: dict[int, Any] = {}
+        alike = False
         for step in range(max_new_tokens):
-            live = len(rows.slots)
             self.clock.start()
-            scores = self.step(live)
+            size, scores = self.step(rows.live)
             self.clock.stop()
-            tokens = None if before is None else torch.cat([before[rows.slots], written[rows.slots, :step]], 1)
-            context = Context(tokens, step, rows.seeds, rows.count())
-            if rows.codes is not None and rows.siblings is not None:
-                rows.codes.respread(rows.siblings)
-            tokens, bad = self._draw(chosen, scores, context, rows.codes)
-            unsolved |= (bad & ~rows.over).any()
+            alike = alike if step else rows.alike() and chosen.has_kernel(scores)
+            context = None
+            if not alike:
+                context = self._turn(chosen, rows, scores[: rows.live], step)
+            elif size in turns:
+                turns[size].replay()
+            else:
+                self._turn(chosen, rows, scores)
+                turns[size] = self._captured(lambda scores=scores: self._turn(chosen, rows, scores))
             if step % every == 0:
-                looks.append(self._look(trace, chosen, scores, rows, context, tokens, count))
-            written[rows.slots, step] = tokens
-            self.tokens[:live], self.lengths[:live] = tokens, self.lengths[:live] + 1
-            if rows.siblings is not None:
-                rows.siblings.follow(tokens)
-            over = torch.isin(tokens, stops) & ~rows.over
-            ended[rows.slots] = torch.where(over, step + 1, ended[rows.slots])
-            rows.over |= over
-            if step % LOOK == LOOK - 1 and not self._leave(rows, group):
-                break
-        if bool(unsolved):
+                context = context or Context(None, step, rows.seeds[: rows.live])
+                looks.append(self._look(trace, chosen, scores[: rows.live], context))
+            if step % LOOK == LOOK - 1:
+                self._leave(rows, leaving, group)
+                if rows.live == 0:
+                    break
+        if bool(rows.unsolved):
             raise ValueError(f"{chosen}: the model's scores left nothing to draw from in some row")
         seconds = time.perf_counter() - begin - trace.seconds
-        finished = torch.isin(written.gather(1, (ended - 1).unsqueeze(-1)).squeeze(-1), stops)
+        written, ended = rows.written[:count], rows.ended[:count]
+        finished = torch.isin(written.gather(1, (ended - 1).unsqueeze(-1)).squeeze(-1), rows.stops)
         after = torch.arange(max_new_tokens, device=device) >= ended.unsqueeze(-1)
         there = after[:, ::every][:, : len(looks)]
-        entropy, tau = (torch.stack([look[i] for look in looks], -1).masked_fill_(there, 0.0) for i in (0, 1))
+        found = torch.stack(looks, -1)[:, :count].masked_fill_(there, 0.0)
         keep = len(looks) * every
         return Generated(
             written.masked_fill_(after, 0)[:, :keep], ended, finished, seconds, {},
-            entropy=entropy, effective_temperature=tau,
+            entropy=found[0], effective_temperature=found[1],
         )  # fmt: skip
+
+    def _turn(self, chosen: Decoder, rows: Rows, scores: Tensor, step: int | None = None) -> Context:
+        """Draw a token for each of the first places, keep it, and see whether it ends a text.
+
+        All on the device and in place, so that it can be captured; the step is then read from there as well. Texts that
+        have left may stand in the last places: they write over their own end, and grow no longer.
+        """
+        size = len(scores)
+        slots, over = self.slots[:size], rows.over[:size]
+        tokens = None
+        if rows.before is not None:
+            tokens = torch.cat([rows.before[slots], rows.written[slots, :step]], 1)
+        count = None if rows.siblings is None else rows.siblings.count
+        context = Context(tokens, rows.step if step is None else step, rows.seeds[:size], count)
+        if rows.codes is not None and rows.siblings is not None:
+            rows.codes.respread(rows.siblings)
+        tokens, bad = self._draw(chosen, scores, context, rows.codes)
+        rows.unsolved |= (bad & ~over).any()
+        rows.written[slots, rows.step.view(1)] = tokens  # an index without a dimension would be read on the host
+        self.tokens[:size] = tokens
+        self.lengths[:size] += self.places[:size] < rows.alive
+        if rows.siblings is not None:
+            rows.siblings.follow(tokens)
+        rows.step += 1
+        new = (tokens.unsqueeze(-1) == rows.stops).any(-1) & ~over  # `isin` may sort, and wait for the GPU
+        rows.ended[slots] = torch.where(new, rows.step, rows.ended[slots])
+        over |= new
+        return context
 
     def _draw(self, chosen: Decoder, scores: Tensor, context: Context, codes: Codes | None) -> tuple[Tensor, Tensor]:
         """(tokens, which rows could not be solved); a GPU is not waited for, and a CPU raises at once."""
@@ -202,18 +236,20 @@ class ManyRows:
                 for kept, new in zip(own, (layer.keys, layer.values), strict=True):
                     kept[start * n : (start + len(part)) * n, :, :longest] = new.repeat_interleave(n, 0)
 
-    def step(self, live: int) -> Tensor:
-        """The scores after the newest token of the first `live` rows, `[live, V]`."""
+    def step(self, live: int) -> tuple[int, Tensor]:
+        """(for how many places, the scores after their newest tokens, `[places, V]`): at least the first `live`."""
+        if self.device.type != "cuda":
+            return live, self._forward(live)
         size = self.room
         while size * SHRINK >= live and size > 32:
             size = -(-int(size * SHRINK) // 8) * 8
-        if self.device.type != "cuda":
-            return self._forward(live)
         if size not in self.graphs:
-            self._capture(size)
+            self._forward(size)  # what is compiled or chosen at first use must not be captured
+            made: list[Tensor] = []
+            self.graphs[size] = self._captured(lambda: made.append(self._forward(size))), made[-1]
         graph, scores = self.graphs[size]
         graph.replay()
-        return scores[:live]
+        return size, scores
 
     def _forward(self, size: int) -> Tensor:
         at = self.lengths[:size].unsqueeze(-1)
@@ -222,67 +258,127 @@ class ManyRows:
         )
         return found.logits[:, -1]
 
-    def _capture(self, size: int) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._forward(size)  # what is compiled or chosen at first use must not be captured
-        torch.cuda.current_stream().wait_stream(stream)
-        graph, pool = torch.cuda.CUDAGraph(), next((g.pool() for g, _ in self.graphs.values()), None)
-        with torch.cuda.graph(graph, pool=pool):
-            scores = self._forward(size)
-        self.graphs[size] = graph, scores
+    def _captured(self, run: Callable[[], Any]) -> Any:
+        """A graph of what `run` launches. All share one pool of memory: they are replayed one after the other.
 
-    def _look(
-        self, trace: Trace, chosen: Decoder, scores: Tensor, rows: Rows, context: Context, tokens: Tensor, count: int
-    ) -> Tensor:
-        """q's entropy and effective temperature, `[2, count]`, by slot."""
+        Not by `torch.cuda.graph`, which waits for the GPU and gives memory back first: sizes change in mid-run. Other
+        threads grade meanwhile, and may use the GPU.
+        """
+        try:
+            return self._capture(run)
+        except torch.OutOfMemoryError:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            return self._capture(run)
+
+    def _capture(self, run: Callable[[], Any]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException:
+                with suppress(RuntimeError):  # it says that the capture failed, not why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+    def _look(self, trace: Trace, chosen: Decoder, scores: Tensor, context: Context) -> Tensor:
+        """q's entropy and effective temperature, `[2, room]`, by slot."""
         if scores.is_cuda:
             torch.cuda.synchronize()  # measuring waits for the GPU: what was queued before is not its own time
-        found = torch.zeros(2, count, dtype=torch.float64, device=self.device)
-        for start in range(0, len(tokens), MEASURED):
-            part = slice(start, start + MEASURED)
+        found = torch.zeros(2, self.room, dtype=torch.float64, device=self.device)
+        for start in range(0, len(scores), MEASURED):
+            part = slice(start, min(start + MEASURED, len(scores)))
             own = {name: getattr(context, name) for name in ("tokens", "seeds", "siblings")}
             own = {name: None if table is None else table[part] for name, table in own.items()}
-            trace.add(chosen, scores[part], replace(context, **own), tokens[part])
-            found[0, rows.slots[part]] = trace.entropy.pop()
-            found[1, rows.slots[part]] = trace.effective_temperature.pop()
+            trace.add(chosen, scores[part], replace(context, **own), self.tokens[part])
+            found[0, self.slots[part]] = trace.entropy.pop()
+            found[1, self.slots[part]] = trace.effective_temperature.pop()
         return found
 
-    def _leave(self, rows: Rows, group: int) -> bool:
-        """Move the rows that go on to the front; False where none does. A group stays while one of its texts does."""
-        stay = (~rows.over).view(-1, group).any(-1).repeat_interleave(group)
-        kept = stay.nonzero().squeeze(-1)  # waits
-        if len(kept) == len(stay):
-            return True
-        order = torch.cat([kept, (~stay).nonzero().squeeze(-1)])  # those that left keep slots of their own
-        for table in (self.slots, self.tokens, self.lengths):
-            table[: len(stay)] = table[: len(stay)][order]
-        rows.keep(kept, group)
-        return len(kept) > 0
+    def _leave(self, rows: Rows, leaving: Leaving, group: int) -> None:
+        """Move the rows that go on to the front. A group stays while one of its texts does."""
+        live = rows.live
+        over = leaving.answer()
+        if over is not None:
+            stay = (~over).view(-1, group).any(-1).repeat_interleave(group)
+            kept = stay.nonzero().squeeze(-1)
+            if len(kept) < live:
+                # those that left keep slots of their own
+                order = torch.cat([kept, (~stay).nonzero().squeeze(-1)]).to(self.device, non_blocking=True)
+                for table in (self.slots, self.tokens, self.lengths, rows.seeds, rows.over):
+                    table[:live] = table[:live][order]
+                rows.keep(order[: len(kept)], group)
+        leaving.ask(rows.over[: rows.live])
+
+
+class Leaving:
+    """Which rows had ended when it was last asked.
+
+    The answer of a GPU is read at the next question, when it has long been there: a GPU that is waited for is idle
+    until it is told what to do next.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.asked: tuple[Tensor, Any] | None = None
+
+    def ask(self, over: Tensor) -> None:
+        """These are the rows, `[live]`."""
+        flags = torch.empty(over.shape, dtype=torch.bool, pin_memory=self.cuda)
+        self.asked = flags.copy_(over, non_blocking=True), None
+        if self.cuda:
+            event = torch.cuda.Event()
+            event.record()
+            self.asked = flags, event
+
+    def answer(self) -> Tensor | None:
+        """Which of them had ended, on the host; None where nothing was asked yet."""
+        if self.asked is None:
+            return None
+        flags, event = self.asked
+        if event is not None:
+            event.synchronize()
+        return flags
 
 
 @dataclass
 class Rows:
-    """What is known of each text that goes on, `[rows]`, groups side by side."""
+    """What is known of the texts: by place in the batch, groups side by side, or by slot, where they lie."""
 
-    slots: Tensor
+    live: int  # they stand in the first places
+    alive: Tensor  # as many, on the device
     seeds: Tensor
+    over: Tensor  # whether it has ended: it waits for the others of its group, or for the next look
+    written: Tensor  # `[slots, limit]`
+    ended: Tensor  # by slot
+    stops: Tensor
+    step: Tensor
+    unsolved: Tensor
     codes: Codes | None
     siblings: Siblings | None
-    over: Tensor  # whether it has ended: it waits for the others of its group, or for the next look
+    before: Tensor | None  # the prompts, by slot, where a decoder looks at them
 
-    def count(self) -> Tensor | None:
-        """How many texts of the group are the same so far."""
-        return None if self.siblings is None else self.siblings.count
+    def alike(self) -> bool:
+        """Whether every step does the same to the same tensors, so that a graph can repeat it."""
+        return self.codes is None and self.siblings is None and self.before is None
 
     def keep(self, kept: Tensor, group: int) -> None:
-        """Only these rows."""
-        self.slots, self.seeds, self.over = self.slots[kept], self.seeds[kept], self.over[kept]
+        """Only these rows, which stand in the first places now."""
+        self.live = len(kept)
+        self.alive.fill_(self.live)
         if self.codes is not None:
             self.codes = replace(self.codes, code=self.codes.code[kept], seeds=self.codes.seeds[kept])
         if self.siblings is not None:
             self.siblings.same = self.siblings.same[kept[::group] // group]
+
+
+def _filled(first: Tensor, size: int, value: Any) -> Tensor:
+    """A longer tensor that begins like this one."""
+    return torch.cat([first, first.new_full((size - len(first),), value)])
 
 
 def _padded(prompts: list[list[int]], n: int, device: torch.device) -> Tensor:

@@ -210,18 +210,18 @@ def _frontiers(axes: Any, summary: Summary, k: int) -> None:
     for family, lines in summary.families.items():
         if not lines[0].sampled.has(k):
             continue
-        lines = sorted(lines, key=lambda line: line.temperature or 0.0)
+        lines = sorted(lines, key=lambda line: line.knob or 0.0)
         x, y = ([100 * line.sampled.pass_at(size).mean for line in lines] for size in (1, k))
         chosen = colour(decoders.index(family.decoder))
         # one colour a decoder: hollow and dashed where its samples are coupled
         style, inside = ("o-", chosen) if family.coupled == 1 else ("o--", "white")
         axes.plot(x, y, style, color=chosen, markerfacecolor=inside, label=str(family), markersize=5, linewidth=1.2)
         for line, *spot in (list(zip(lines, x, y, strict=True))[place] for place in {0, len(lines) - 1}):
-            told = "" if line.temperature is None else f"{line.temperature:g}"  # of both ends: more would overlap
+            told = "" if line.knob is None else f"{line.knob:g}"  # of both ends: more would overlap
             axes.annotate(told, spot, textcoords="offset points", xytext=(5, -9), fontsize=7, color=GREY)
     axes.set_xlabel("pass@1, %", color=INK)
     axes.set_ylabel(f"pass@{k}, %", color=INK)
-    axes.set_title(f"{summary.plan.task}: each decoder's own temperature swept", fontsize=10, color=INK, loc="left")
+    axes.set_title(f"{summary.plan.task}: each decoder's own knob swept", fontsize=10, color=INK, loc="left")
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 

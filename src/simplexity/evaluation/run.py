@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +26,9 @@ from simplexity.evaluation.task import Grade, Grader, Task
 from simplexity.evaluation.written import Written
 
 SHARPER = 0.97  # of its own temperature: below, a decoder sharpens, and gets a softmax of the same sharpness beside it
+TOGETHER = 4  # batches graded in one call at most: what is not on disk yet is lost to a kill
+# seconds: whenever the thread of the model has waited for its GPU it waits this long for that of the grader, too
+SWITCH = 1e-4
 
 
 class Writer(Protocol):
@@ -121,15 +126,21 @@ def mean_temperature(records: Sequence[Record]) -> float | None:
 
 
 class Grading:
-    """Grades batches in their order while the model writes on, and puts them on disk as soon as they are graded."""
+    """Grades batches in their order while the model writes on, and puts them on disk as soon as they are graded.
+
+    What has come meanwhile is graded together: a text that takes its time then holds up one call, not each batch.
+    """
 
     def __init__(self, ledger: Ledger, grader: Grader, times: Breakdown, progress: Progress) -> None:
         self.ledger, self.grader, self.times, self.progress = ledger, grader, times, progress
         self.pool = ThreadPoolExecutor(1)
         self.pending: deque[Future[None]] = deque()
+        self.queue: deque[tuple[Work, Written]] = deque()
         self.known: dict[tuple[str, str], Grade] = {}  # cold decoders write the same text again and again
 
     def __enter__(self) -> Self:
+        self.interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -139,6 +150,7 @@ class Grading:
             elif issubclass(kind, Exception):  # what is written is kept; only who interrupts does not want to wait
                 wait(self.pending)
         finally:
+            sys.setswitchinterval(self.interval)
             self.pool.shutdown(cancel_futures=True)
 
     def add(self, work: Work, written: Written) -> None:
@@ -148,7 +160,8 @@ class Grading:
         self.times.writing += written.seconds
         while self.pending and self.pending[0].done():
             self.pending.popleft().result()
-        self.pending.append(self.pool.submit(self._keep, work, written))
+        self.queue.append((work, written))
+        self.pending.append(self.pool.submit(self._keep))
 
     def wait(self) -> None:
         """Return when everything is graded."""
@@ -157,12 +170,31 @@ class Grading:
             self.pending.popleft().result()
         self.times.waiting += time.perf_counter() - start
 
-    def _keep(self, work: Work, written: Written) -> None:
-        pairs = [(work.questions[t.question], t.text) for t in written.texts]
+    def _keep(self) -> None:
+        """What is there; nothing where the calls before have taken it."""
+        taken = [self.queue.popleft() for _ in range(min(TOGETHER, len(self.queue)))]
+        try:
+            self._grade(taken)
+        except Exception:
+            # those that can be graded are kept; the error itself is raised below, and ends the run
+            for one in taken if len(taken) > 1 else []:
+                with suppress(Exception):
+                    self._grade([one])
+                    self._record(*one)
+            raise
+        for one in taken:
+            self._record(*one)
+
+    def _grade(self, batches: list[tuple[Work, Written]]) -> None:
+        """Know the grade of every text in them."""
+        pairs = [(work.questions[t.question], t.text) for work, written in batches for t in written.texts]
         new = {(question.id, text): (question, text) for question, text in pairs}
         new = {key: pair for key, pair in new.items() if key not in self.known}
-        self.known |= zip(new, self.grader.grade(list(new.values())), strict=True)
-        grades = [self.known[question.id, text] for question, text in pairs]
+        if new:
+            self.known |= zip(new, self.grader.grade(list(new.values())), strict=True)
+
+    def _record(self, work: Work, written: Written) -> None:
+        grades = [self.known[work.questions[t.question].id, t.text] for t in written.texts]
         self.ledger.append(work, records(work, written, grades))
         self.progress.finished(str(work.arm), len(written.texts))
 

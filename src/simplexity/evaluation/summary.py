@@ -33,6 +33,7 @@ class Line:
     asked: bool  # False: a control that the run added
     sampled: Sampled
     temperature: float | None  # its own parameter
+    knob: float | None  # the value of the parameter that a sweep of it turns
     effective_temperature: float | None
     entropy: float
     tokens: float  # mean length of a text
@@ -41,11 +42,12 @@ class Line:
 
     @cached_property
     def family(self) -> Arm:
-        """The arm without its temperature: what a sweep of that knob has in common."""
-        if self.temperature is None:
+        """The arm with its knob where it stands by itself: what a sweep has in common."""
+        if self.knob is None:
             return self.arm
         found: Any = decoder(self.arm.decoder)
-        return Arm(str(decoder(found.to_json() | {"temperature": 1.0})), self.arm.coupled)
+        default = next(f.default for f in found.parameters() if f.name == found.knob)
+        return Arm(str(decoder(found.to_json() | {found.knob: default})), self.arm.coupled)
 
     @cached_property
     def accuracy(self) -> Interval:
@@ -118,7 +120,7 @@ class Summary:
 
     @property
     def families(self) -> dict[Arm, list[Line]]:
-        """Lines that differ in temperature alone; a softmax added as a control belongs to the sweep of softmax."""
+        """Lines that differ in their knob alone; a softmax added as a control belongs to the sweep of softmax."""
         found: dict[Arm, list[Line]] = defaultdict(list)
         for line in self.lines:
             found[line.family].append(line)
@@ -195,6 +197,7 @@ def _line(arm: Arm, asked: bool, n: int, questions: Sequence[str], samples: dict
         asked,
         sampled,
         getattr(made, "temperature", None),
+        getattr(made, made.knob, None),
         mean_temperature(flat),
         sum(r.entropy * r.tokens for r in flat) / max(1, sum(r.tokens for r in flat)),
         sum(r.tokens for r in flat) / count,

@@ -54,7 +54,7 @@ class TransformersWriter:
         with torch.inference_mode():
             found, forward = write(inputs, work.arm.decoder, together, limit, seeds, coupled)
         looking = time.perf_counter() - begin - found.seconds
-        # to the host now: another thread must not touch a GPU that captures a graph
+        # to the host now: the thread that reads them should not wait for a GPU that is writing the next ones
         host = {name: table.cpu() for name, table in vars(found).items() if isinstance(table, Tensor)}
         found = replace(found, **host)
         return Written(lambda: self._texts(found, own.tolist()), time.perf_counter() - start, forward, looking)

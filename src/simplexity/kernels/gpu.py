@@ -112,7 +112,6 @@ class Scratch:
     tile: int
     tiles: int
     warps: int
-    floats: Tensor
     scalars: Tensor
 
 
@@ -129,9 +128,8 @@ def _run(
     cells, per_tile = batch * tiles, tile // group
     narrow, packed = NARROW.get(task.kind, (1, 0))
     head = plan.kind not in ("softmax", "two models")
-    floats = torch.empty(cells * (2 + per_tile * head) + batch * groups * head, dtype=torch.float32, device=device)
-    maxima, sums, peaks = floats[:cells], floats[cells : 2 * cells], floats[2 * cells : (2 + per_tile * head) * cells]
-    chosen = floats[(2 + per_tile * head) * cells :].view(torch.int32)
+    maxima, sums, peaks, chosen = _tables(device, cells, cells, cells * per_tile * head, batch * groups * head)
+    chosen = chosen.view(torch.int32)
     scalars = torch.empty(batch * task.scalars, dtype=torch.float32, device=device)
     tokens = torch.empty(batch, dtype=torch.int64, device=device)
     log_q = torch.empty(batch, dtype=torch.float32, device=device)
@@ -139,9 +137,8 @@ def _run(
     flags = torch.empty(batch, dtype=torch.int32, device=device)
     p = _parameter(plan.p, torch.float64, logits)
     k = _parameter(plan.k, torch.int32, logits)
-    seed = (seeds, 0 if seeds.numel() == 1 else 1)
-    at = _parameter(step, torch.int64, logits)
-    u = seed[0] if uniforms is None else uniforms
+    seed, at = _parameter(seeds, torch.int64, logits), _parameter(step, torch.int64, logits)
+    u = seed[0] if uniforms is None else uniforms.contiguous()
     if batch:
         rows.tiles[(tiles, batch)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, maxima, sums, peaks,
@@ -155,7 +152,14 @@ def _run(
             PACK=packed if tiles * per_tile >= 2 * packed else 0, DRAW=draw,
             SEEDED=uniforms is None, SCALARS=task.scalars, num_warps=row_warps, **_crowded(batch, device),
         )  # fmt: skip
-    return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, floats, scalars)
+    return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, scalars)
+
+
+def _tables(device: torch.device, *sizes: int) -> list[Tensor]:
+    """Float32 tensors in one piece of memory, each where 16 bytes begin: Triton compiles anew for one that is not."""
+    rooms = [-(-size // 4) * 4 for size in sizes]
+    whole = torch.empty(sum(rooms), dtype=torch.float32, device=device)
+    return [room[:size] for room, size in zip(whole.split(rooms), sizes, strict=True)]
 
 
 def _crowded(batch: int, device: torch.device) -> dict[str, int]:
@@ -175,11 +179,11 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _parameter(value: Any, dtype: torch.dtype, logits: Tensor) -> tuple[Tensor, int]:
-    """A tensor and its stride: 0 for a number that all rows share."""
+    """A tensor and its stride: 0 for a number that all rows share, as in a tensor that was expanded."""
     if not isinstance(value, Tensor):
         return _constant(value, dtype, logits.device), 0
     column = value.reshape(-1).to(logits.device, dtype)
-    return column, 0 if len(column) == 1 else 1
+    return column, 0 if len(column) == 1 else column.stride(0)
 
 
 def _table(values: tuple[Any, ...], logits: Tensor) -> tuple[Tensor, int]:

@@ -1,7 +1,7 @@
-"""Triton kernels: from a row of logits to a token, one read of the logits and one tile more.
+"""Triton kernels: from a row of logits to a token, one read of the logits and 8,192 of them once more.
 
 K1 `tiles`   each program reads one tile of a row once and leaves its sum of exp(a·x) and the maxima of short groups.
-K2 `solve`   one program a row merges these, reads again the few groups with the best maxima (the head: one tile at
+K2 `solve`   one program a row merges these, reads again the few groups with the best maxima (the head: 8,192 tokens at
              most), finds what the row's q depends on (a normaliser, a cut, a multiplier) and draws. Softmax has no
              head: it picks a tile by its mass and reads that one again. A row whose head does not suffice is swept
              as often as it takes, and reported.
