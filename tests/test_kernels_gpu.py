@@ -45,6 +45,8 @@ SPECS = [
     "bok:solver=exact,k=1,beta=0.5,lam=1",
 ]
 
+WHOLE = dict(gpu.NARROW)
+
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
@@ -184,6 +186,19 @@ def test_rows_that_cannot_be_solved():
 def test_strong_coverage_on_a_head_that_holds_everything(monkeypatch, spec):
     monkeypatch.setattr(gpu, "GROUPS", 128)
     x = awkward(60)
+    written, drawn = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
+    assert not drawn.swept.any()
+    assert 0.5 * (written.cpu().double() - decoder(spec).distribution(x.double())).abs().sum(-1).max() < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["bok", "bok:temperature=0.8", "bok:solver=exact,beta=1,lam=0.5"])
+def test_rows_as_a_model_has_them_are_solved_from_their_head(monkeypatch, spec):
+    """Scores that fall with the logarithm of the rank: all of the vocabulary weighs a little at first."""
+    for name, value in {"TILE": 4096, "GROUP": 64, "GROUPS": 128, "NARROW": WHOLE}.items():
+        monkeypatch.setattr(gpu, name, value)
+    steep, bend = torch.tensor([[1.8], [2.2]]), torch.tensor([[0.3], [3.0]])
+    x = -steep * torch.log1p(torch.arange(32_768) / bend)
+    x = x[:, torch.randperm(32_768, generator=torch.Generator().manual_seed(0))]
     written, drawn = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
     assert not drawn.swept.any()
     assert 0.5 * (written.cpu().double() - decoder(spec).distribution(x.double())).abs().sum(-1).max() < 1e-5

@@ -128,7 +128,10 @@ def _run(
     cells, per_tile = batch * tiles, tile // group
     narrow, packed = NARROW.get(task.kind, (1, 0))
     head = plan.kind not in ("softmax", "two models")
-    maxima, sums, peaks, chosen = _tables(device, cells, cells, cells * per_tile * head, batch * groups * head)
+    second = cells * (plan.coverage is not None)
+    maxima, sums, seconds, peaks, chosen = _tables(
+        device, cells, cells, second, cells * per_tile * head, batch * groups * head
+    )
     chosen = chosen.view(torch.int32)
     scalars = torch.empty(batch * task.scalars, dtype=torch.float32, device=device)
     tokens = torch.empty(batch, dtype=torch.int64, device=device)
@@ -141,12 +144,13 @@ def _run(
     u = seed[0] if uniforms is None else uniforms.contiguous()
     if batch:
         rows.tiles[(tiles, batch)](
-            logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, maxima, sums, peaks,
+            logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *task.coverage,
+            maxima, sums, seconds, peaks,
             KIND=task.kind, TILE=tile, NT=tiles, GROUP=group, num_warps=warps,
         )  # fmt: skip
         rows.solve[(batch,)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *p, *k, u, *seed, *at, *task.coverage,
-            maxima, sums, peaks, chosen, scalars, tokens, log_q, status, flags,
+            maxima, sums, seconds, peaks, chosen, scalars, tokens, log_q, status, flags,
             KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile,
             NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
             PACK=packed if tiles * per_tile >= 2 * packed else 0, DRAW=draw,

@@ -54,6 +54,18 @@ def reward(numbers):
 
 
 @triton.jit
+def second_rate(numbers, EXACT: tl.constexpr):
+    """By how much log q is steeper than x/τ: at the optimum, or after one step, the shortest that may be taken."""
+    lam = tl.load(numbers + LAM)
+    if EXACT:
+        rate = 1.0 / lam
+    else:
+        given = tl.load(numbers + STEP)
+        rate = tl.where(given == 0.0, 1.0 / tl.maximum(lam * (1.0 + tl.load(numbers + BEND)), 1.0), given)
+    return rate
+
+
+@triton.jit
 def climb(z, kept, slope, numbers, levels, steps, RULE: tl.constexpr):
     """log q_j + L_j after `steps` steps, from x = `z`."""
     lam, most, n = reward(numbers)

@@ -13,11 +13,13 @@ from simplexity.kernels.gpu_coverage import (
     PACE,
     PROBS,
     STEP,
+    TOP_M,
     climb,
     implicit,
     missed,
     pulled,
     reward,
+    second_rate,
     weight,
 )
 from simplexity.kernels.gpu_weights import among, load_tile
@@ -43,28 +45,58 @@ def begin(mass, numbers, levels, RULE: tl.constexpr):
 
 @triton.jit
 def left_out(z, slope, mass, depth, rate, boost):
-    """Bound on what the tokens below `depth` add to any later normaliser, relative to the best token.
+    """Bound on what the tokens below `depth` add to a sum, relative to the best token.
 
-    Their exp(x/τ) sum to `rest`; later exponents are steeper by `rate` at least, and raised by `boost` at most.
+    Their exp(slope·x) sum to `rest`; the exponents asked about are steeper by `rate` at least, and raised by `boost` at
+    most. None where they are less steep.
     """
     rest = tl.maximum(mass - tl.sum(tl.exp(z * slope).to(tl.float64)), 2e-7 * mass)
-    return rest.to(tl.float32) * tl.exp(rate * depth + boost)
+    return tl.where(rate >= 0.0, rest.to(tl.float32) * tl.exp(rate * depth + boost), float("inf"))
 
 
 @triton.jit
-def climb_head(z, kept, slope, mass, depth, numbers, levels, steps, RULE: tl.constexpr):
-    """(log q_J + L_J − η, η, flag) on a head, whose tokens are all those above `depth`; the levels are written down."""
+def weight_outside(kept, slope, log_mass, depth, RULE: tl.constexpr):
+    """The largest weight below `depth`; where all tokens of a head are kept, others may be as well."""
+    if RULE == PROBS:
+        w = tl.exp(depth * slope - log_mass)
+    elif RULE == TOP_M:
+        w = tl.where(tl.min(kept.to(tl.int32)) == 1, 1.0, 0.0)
+    else:
+        w = depth * 0.0 + 1.0
+    return w
+
+
+@triton.jit
+def climb_head(z, kept, slope, mass, second, depth, numbers, levels, steps, RULE: tl.constexpr):
+    """(log q_J + L_J − η, η, flag) on a head, whose tokens are all those above `depth`; the levels are written down.
+
+    The tokens below are missing in every L_j. In L_1 they are put back from `second` where that has the very exponents
+    of the first step; all others are steeper, and what is missing there is bounded.
+    """
     log_mass, largest, pace = begin(mass, numbers, levels, RULE)
     lam, most, n = reward(numbers)
     rho = 1.0 - pace * lam
-    level, lowest, highest = lam * 0.0, lam * 0.0 + 3e38, lam * 0.0
-    for _ in range(steps):
+    level, lowest, highest = pace, lam * 0.0 + 3e38, pace
+    for _ in range(1, steps):
         level = rho * level + pace
         lowest, highest = tl.minimum(lowest, level), tl.maximum(highest, level)
-    boost = most * largest * highest
+    lowest = tl.where(steps == 1, pace, lowest)
+    outside = most * highest * weight_outside(kept, slope, log_mass, depth, RULE)
+    rate = second_rate(numbers, False)
+    steep = slope + rate
+    rest = tl.maximum(second - tl.sum(tl.exp(z * steep).to(tl.float64)), 0.0).to(tl.float32)
+    known = pace == rate
+    # of the first normaliser: all, or what the reward of these tokens adds; 2e-7 of a sum is its rounding
+    first = left_out(z, steep, second, depth, pace - rate, outside)
+    first = tl.where(known, rest * (tl.exp(outside) - 1.0) + 2e-7 * second.to(tl.float32), first)
+    first = tl.minimum(first, left_out(z, slope, mass, depth, pace, outside))
+    later = left_out(z, steep, second, depth, lowest - rate, outside)
+    later = tl.minimum(later, left_out(z, slope, mass, depth, lowest, outside))
     # an error of a normaliser is felt by the next ones, boost times as much at most
+    boost = most * largest * highest
     felt = (1.0 + boost) * (1.0 + boost)
-    flag = (left_out(z, slope, mass, depth, lowest, boost) * felt > LOST).to(tl.int32)
+    flag = ((first + later) * felt > LOST).to(tl.int32)
+    rest = tl.where(known, rest, 0.0)
     gain = most * weight(z, slope, log_mass, kept, RULE)
     y = z * slope
     seen = tl.zeros_like(z)
@@ -76,13 +108,14 @@ def climb_head(z, kept, slope, mass, depth, numbers, levels, steps, RULE: tl.con
             y = z * (slope + level) + gain * seen
             if boost > STRONG:
                 shift = tl.max(y)
-            norm = shift + tl.log(tl.sum(tl.exp(y - shift)))
+            norm = shift + tl.log(tl.sum(tl.exp(y - shift)) + rest * tl.exp(-shift))
+            rest = rest * 0.0
             tl.store(levels + FIRST + 1 + j, norm)
     return y - shift, shift, flag
 
 
 @triton.jit
-def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexpr):
+def optimum_head(z, kept, slope, mass, second, depth, numbers, levels, RULE: tl.constexpr):
     """(log q, η, flag) on a head: Newton's method on η and all log q together.
 
     Linearised, log q moves by (r − δ)/D, r the residual of its equation and D its slope, and the mass by
@@ -91,7 +124,10 @@ def optimum_head(z, kept, slope, mass, depth, numbers, levels, RULE: tl.constexp
     log_mass, largest, _ = begin(mass, numbers, levels, RULE)
     lam, most, n = reward(numbers)
     boost = most / lam * largest
-    flag = (left_out(z, slope, mass, depth, 1.0 / lam, boost) > LOST).to(tl.int32)
+    outside = most / lam * weight_outside(kept, slope, log_mass, depth, RULE)
+    lost = left_out(z, slope + second_rate(numbers, True), second, depth, 0.0, outside)
+    lost = tl.minimum(lost, left_out(z, slope, mass, depth, 1.0 / lam, outside))
+    flag = (lost > LOST).to(tl.int32)
     gain = most / lam * weight(z, slope, log_mass, kept, RULE)
     a = z * (1.0 / lam + slope)
     eta = log_mass * 0.0

@@ -182,7 +182,7 @@ def pack(h, ids, sure, number, room, PACK: tl.constexpr):
 
 @triton.jit
 def solve_head(
-    h, ids, sure, number, bound, best, slope, mass_slope, count, share, mass, u, numbers, levels, steps,
+    h, ids, sure, number, bound, best, slope, mass_slope, count, share, mass, second, u, numbers, levels, steps,
     KIND: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     """(cut, last tied id, η, flag, mass, token, log q) from the `number` scores above `bound`.
@@ -221,9 +221,11 @@ def solve_head(
         z, kept, log_weights = tl.where(sure, h - best, -float("inf")), among(h, ids, cut, tie), h
         lacking = flag
         if KIND == BOK:
-            log_weights, eta, flag = climb_head(z, kept, slope, mass, bound - best, numbers, levels, steps, RULE)
+            log_weights, eta, flag = climb_head(
+                z, kept, slope, mass, second, bound - best, numbers, levels, steps, RULE
+            )
         else:
-            log_weights, eta, flag = optimum_head(z, kept, slope, mass, bound - best, numbers, levels, RULE)
+            log_weights, eta, flag = optimum_head(z, kept, slope, mass, second, bound - best, numbers, levels, RULE)
         flag = tl.maximum(flag, lacking)
         w = tl.where(sure, tl.exp(log_weights), 0.0)
     else:

@@ -1,6 +1,7 @@
 """Triton kernels: from a row of logits to a token, one read of the logits and 8,192 of them once more.
 
-K1 `tiles`   each program reads one tile of a row once and leaves its sum of exp(a·x) and the maxima of short groups.
+K1 `tiles`   each program reads one tile of a row once and leaves its sum of exp(a·x), for Best-of-K that of the next
+             iterate too, and the maxima of short groups.
 K2 `solve`   one program a row merges these, reads again the few groups with the best maxima (the head: 8,192 tokens at
              most), finds what the row's q depends on (a normaliser, a cut, a multiplier) and draws. Softmax has no
              head: it picks a tile by its mass and reads that one again. A row whose head does not suffice is swept
@@ -16,7 +17,7 @@ q is a function of the score and of a few numbers of its row, so every kernel co
 import triton
 import triton.language as tl
 
-from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward
+from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward, second_rate
 from simplexity.kernels.gpu_coverage_rows import begin
 from simplexity.kernels.gpu_head import gather, head_groups, pack, solve_head
 from simplexity.kernels.gpu_sweep import has_nan, sweep_row
@@ -55,7 +56,8 @@ NARROW = {
 
 @triton.jit
 def tiles(
-    logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, maxima, sums, peaks,
+    logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, coverage, coverage_stride,
+    maxima, sums, seconds, peaks,
     KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """K1: the maximum, the sum and the group maxima of one tile."""
@@ -84,6 +86,9 @@ def tiles(
         if KIND == TOP_P or KIND == BOK or KIND == BEST:
             base = tl.where(best > -float("inf"), best, 0.0)
             tl.store(sums + at, tl.sum(tl.sum(tl.exp2((x - base) * (slope * LOG2E)), 1), 0))
+            if KIND == BOK or KIND == BEST:
+                steep = slope + second_rate(coverage + row * coverage_stride, KIND == BEST)
+                tl.store(seconds + at, tl.sum(tl.sum(tl.exp2((x - base) * (steep * LOG2E)), 1), 0))
         tl.store(maxima + at, best)
         tl.store(peaks + at * COUNT + groups, peak)
 
@@ -91,8 +96,8 @@ def tiles(
 @triton.jit
 def solve(
     logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, p, p_stride, k, k_stride, uniforms,
-    seeds, seed_stride, step, step_stride, coverage, coverage_stride, maxima, sums, peaks, chosen, scalars,
-    tokens, log_q, status, flags,
+    seeds, seed_stride, step, step_stride, coverage, coverage_stride, maxima, sums, seconds, peaks, chosen,
+    scalars, tokens, log_q, status, flags,
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
     NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     NARROW: tl.constexpr, PACK: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
@@ -136,6 +141,11 @@ def solve(
             s = tl.load(sums + row * NT + t, mask=t < NT, other=0.0).to(tl.float64)
             masses = tl.where(s > 0, s * tl.exp2((m - best) * (mass_slope * LOG2E)).to(tl.float64), 0.0)
             total = tl.sum(masses)
+        second = total
+        if KIND == BOK or KIND == BEST:
+            steep = slope + second_rate(numbers, KIND == BEST)
+            s = tl.load(seconds + row * NT + t, mask=t < NT, other=0.0).to(tl.float64)
+            second = tl.sum(tl.where(s > 0, s * tl.exp2((m - best) * (steep * LOG2E)).to(tl.float64), 0.0))
         if KIND == SOFTMAX or KIND == PAIR:
             if DRAW:
                 token, log_weight = draw_from(
@@ -184,13 +194,13 @@ def solve(
                 near, near_ids, close, number_close = gather(at, size, peak, g, bound, groups, slots, NARROW, GROUP)
                 if PACK == 0:
                     cut, tie, eta, flag, total, token, log_weight = solve_head(
-                        near, near_ids, close, number_close, bound, best, slope, mass_slope, count, share, total, u,
+                        near, near_ids, close, number_close, bound, best, slope, mass_slope, count, share, total, second, u,
                         numbers, levels, STEPS, KIND, RULE,
                     )  # fmt: skip
                 elif number_close <= PACK:
                     few, few_ids, held = pack(near, near_ids, close, number_close, peaks + row * NG, PACK)
                     cut, tie, eta, flag, total, token, log_weight = solve_head(
-                        few, few_ids, held, number_close, bound, best, slope, mass_slope, count, share, total, u,
+                        few, few_ids, held, number_close, bound, best, slope, mass_slope, count, share, total, second, u,
                         numbers, levels, STEPS, KIND, RULE,
                     )  # fmt: skip
             if flag != 0:
@@ -198,7 +208,7 @@ def solve(
                 groups = tl.minimum(tl.sum((peak > bound).to(tl.int32)), GROUPS)
                 h, ids, sure, number_sure = gather(at, size, peak, g, bound, groups, slots, GROUPS, GROUP)
                 cut, tie, eta, flag, total, token, log_weight = solve_head(
-                    h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total, u,
+                    h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total, second, u,
                     numbers, levels, STEPS, KIND, RULE,
                 )  # fmt: skip
             if flag != 0:
