@@ -216,6 +216,45 @@ def test_coverage_by_rows():
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        "sparsemax",
+        "entmax",
+        "kl:temperature=0.8",
+        "bok:beta=0,temperature=0.8",
+        "bok:solver=exact,beta=3,k=32",
+        "bok:solver=exact,beta=1,weights=top-m,m=4",
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_lambda_by_rows(spec, beside):
+    """λ = 0 among them: the first of the best tokens."""
+    x, other = awkward(SIZES[-1])[[0, 2, 3, 2, 0]], awkward(SIZES[-1]).flip(0)[[4, 0, 3, 4, 6]]
+    if beside and not spec.startswith("kl"):
+        pytest.skip("takes no other model")
+    lam = torch.tensor([[0.0], [0.3], [2.0], [0.0], [1.0]])
+    chosen = decoder(spec)._with({"lam": lam})
+    given, context = (Context(other=other), Context(other=other.double())) if beside else (None, None)
+    q = chosen.distribution(x.double(), context)
+    problem = chosen.problem(x if beside else torch.zeros(5, 1), given)
+    plan = plan_for(problem, chosen.method(problem))
+    assert plan is not None
+    plan = plan.expand(torch.Size([5]))
+    plan = plan if plan.other is None else replace(plan, other=plan.other.to(DEVICE))
+    written, drawn = gpu.fused_distribution(x.to(DEVICE), plan)
+    assert not drawn.status.any()
+    assert 0.5 * (written.cpu().double() - q).abs().sum(-1).max() < 1e-5
+    seeds = torch.arange(5)
+    found = gpu.fused_draw(x.to(DEVICE), plan, seeds.to(DEVICE), places=True)
+    rest = found.places
+    assert rest is not None
+    tokens, mass = found.tokens.cpu().unsqueeze(-1), found.log_q.cpu().double().exp()
+    before = q.cumsum(-1).gather(-1, tokens).squeeze(-1) - mass
+    torch.testing.assert_close(mass, q.gather(-1, tokens).squeeze(-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(before + rest.cpu() * mass, uniform(seeds), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
     "spec", ["tree-bok:beta=5,alone=0.7", "tree-bok:beta=4,together=1.4,weights=top-m", "tree-bok:beta=0,together=1.5"]
 )
 def test_siblings_by_rows(spec):

@@ -35,12 +35,16 @@ KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status`, and 1 for swept rows."""
+    """tokens int64 `[B]` (−1 where a row cannot be solved), log q of each, a `Status`, and 1 for swept rows.
+
+    `places`, where asked for: where in the token's interval of [0, 1) the row's number lay, float64 from 0 to 1.
+    """
 
     tokens: Tensor
     log_q: Tensor
     status: Tensor
     swept: Tensor
+    places: Tensor | None = None
 
 
 def fused_draw(
@@ -49,14 +53,20 @@ def fused_draw(
     seeds: Tensor | None = None,
     step: int | Tensor = 0,
     uniforms: Tensor | None = None,
+    places: bool = False,
 ) -> Drawn:
     """One token for each row of logits `[B, V]`; q is never written.
 
     Drawn by one number a row: from its seed and the step, or as given in `uniforms`, float64 `[B]`.
     """
     seeds = _constant(0, torch.int64, logits.device) if seeds is None else seeds
-    drawn, _ = _run(logits, plan, seeds, step, uniforms, draw=True)
+    drawn, _ = _run(logits, plan, seeds, step, uniforms, True, places)
     return drawn
+
+
+def tally(device: torch.device) -> Tensor:
+    """(rows solved, those that were swept) by the kernels of a device so far, int64 `[2]`, which they add to."""
+    return _made(("tally", device), lambda: torch.zeros(2, dtype=torch.int64, device=device))
 
 
 def fused_distribution(
@@ -64,14 +74,14 @@ def fused_distribution(
 ) -> tuple[Tensor, Drawn]:
     """q, or log q, `[B, V]` in float32; `out` may be the logits themselves, and keeps rows that cannot be solved."""
     seeds = _constant(0, torch.int64, logits.device)
-    drawn, scratch = _run(logits, plan, seeds, 0, None, draw=False)
+    drawn, scratch = _run(logits, plan, seeds, 0, None, False)
     q = torch.empty_like(logits, dtype=torch.float32) if out is None else out
     task = _task(logits, plan)
     rows.write[(scratch.tiles, len(logits))](
         logits, logits.stride(0), *task.other, logits.shape[-1], *task.slope, *task.tau, *task.coverage,
         scratch.scalars, drawn.status, q, q.stride(0),
         KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=scratch.tile, SCALARS=task.scalars, LOG=log,
-        KEEP=out is not None,
+        KEEP=out is not None, GREEDY=plan.greedy,
         num_warps=scratch.warps,
     )  # fmt: skip
     return q, drawn
@@ -116,7 +126,13 @@ class Scratch:
 
 
 def _run(
-    logits: Tensor, plan: Plan, seeds: Tensor, step: int | Tensor, uniforms: Tensor | None, draw: bool
+    logits: Tensor,
+    plan: Plan,
+    seeds: Tensor,
+    step: int | Tensor,
+    uniforms: Tensor | None,
+    draw: bool,
+    places: bool = False,
 ) -> tuple[Drawn, Scratch]:
     batch, size = logits.shape
     device, task = logits.device, _task(logits, plan)
@@ -138,6 +154,7 @@ def _run(
     log_q = torch.empty(batch, dtype=torch.float32, device=device)
     status = torch.empty(batch, dtype=torch.int8, device=device)
     flags = torch.empty(batch, dtype=torch.int32, device=device)
+    where = torch.empty(batch, dtype=torch.float64, device=device) if places else log_q
     p = _parameter(plan.p, torch.float64, logits)
     k = _parameter(plan.k, torch.int32, logits)
     seed, at = _parameter(seeds, torch.int64, logits), _parameter(step, torch.int64, logits)
@@ -146,17 +163,19 @@ def _run(
         rows.tiles[(tiles, batch)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *task.coverage,
             maxima, sums, seconds, peaks,
-            KIND=task.kind, TILE=tile, NT=tiles, GROUP=group, num_warps=warps,
+            KIND=task.kind, TILE=tile, NT=tiles, GROUP=group, GREEDY=plan.greedy, num_warps=warps,
         )  # fmt: skip
         rows.solve[(batch,)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *p, *k, u, *seed, *at, *task.coverage,
-            maxima, sums, seconds, peaks, chosen, scalars, tokens, log_q, status, flags,
+            maxima, sums, seconds, peaks, chosen, scalars, tokens, log_q, where, status, flags,
+            tally(device),
             KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile,
             NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
             PACK=packed if tiles * per_tile >= 2 * packed else 0, DRAW=draw,
-            SEEDED=uniforms is None, SCALARS=task.scalars, num_warps=row_warps, **_crowded(batch, device),
+            SEEDED=uniforms is None, SCALARS=task.scalars, PLACES=places, GREEDY=plan.greedy,
+            num_warps=row_warps, **_crowded(batch, device),
         )  # fmt: skip
-    return Drawn(tokens, log_q, status, flags), Scratch(tile, tiles, warps, scalars)
+    return Drawn(tokens, log_q, status, flags, where if places else None), Scratch(tile, tiles, warps, scalars)
 
 
 def _tables(device: torch.device, *sizes: int) -> list[Tensor]:

@@ -185,9 +185,9 @@ def solve_head(
     h, ids, sure, number, bound, best, slope, mass_slope, count, share, mass, second, u, numbers, levels, steps,
     KIND: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
-    """(cut, last tied id, η, flag, mass, token, log q) from the `number` scores above `bound`.
+    """(cut, last tied id, η, flag, mass, token, log q, where in its interval u lies) from the scores above `bound`.
 
-    Of the entries above the bound none is missing; the flag says that they do not suffice.
+    Of these, `number` of them, none is missing; the flag says that they do not suffice.
     """
     cut = -float("inf")
     tie = tl.full([], 2147483647, tl.int32)
@@ -230,7 +230,7 @@ def solve_head(
         w = tl.where(sure, tl.exp(log_weights), 0.0)
     else:
         w = tl.where(sure, weigh(h, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND, RULE), 0.0)
-    token, log_weight = draw_head(w, ids, u)
+    token, log_weight, rest = draw_head(w, ids, u)
     # the mass of the cut is needed again where the head did not suffice
     total = tl.where(flag == 0, tl.sum(w.to(tl.float64)), mass)
-    return cut, tie, eta, flag, total, token, log_weight
+    return cut, tie, eta, flag, total, token, log_weight, rest

@@ -55,15 +55,28 @@ NARROW = {
 
 
 @triton.jit
+def is_greedy(lam, lam_stride, coverage, coverage_stride, row, KIND: tl.constexpr):
+    """Whether the row's λ is 0: nothing but the score counts."""
+    if KIND == BEST:
+        alone = tl.load(coverage + row * coverage_stride + LAM) == 0.0
+    else:
+        alone = tl.load(lam + row * lam_stride) == 0.0
+    return alone
+
+
+@triton.jit
 def tiles(
     logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, coverage, coverage_stride,
     maxima, sums, seconds, peaks,
-    KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, GROUP: tl.constexpr,
+    KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, GROUP: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """K1: the maximum, the sum and the group maxima of one tile."""
     t, row = tl.program_id(0), tl.program_id(1)
     slope = 1.0 / tl.load(lam + row * lam_stride)
     others = 1.0 / tl.load(tau + row * tau_stride)
+    if GREEDY:
+        alone = is_greedy(lam, lam_stride, coverage, coverage_stride, row, KIND)
+        slope, others = tl.where(alone, 1.0, slope), tl.where(alone, 0.0, others)
     if KIND == TOP_P:
         slope = others  # the mass that tells the cut
     at = row * NT + t
@@ -97,10 +110,11 @@ def tiles(
 def solve(
     logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, p, p_stride, k, k_stride, uniforms,
     seeds, seed_stride, step, step_stride, coverage, coverage_stride, maxima, sums, seconds, peaks, chosen,
-    scalars, tokens, log_q, status, flags,
+    scalars, tokens, log_q, places, status, flags, tally,
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
     NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     NARROW: tl.constexpr, PACK: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
+    PLACES: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """K2: one row from its tiles."""
     row = tl.program_id(0)
@@ -110,6 +124,9 @@ def solve(
     slope = 1.0 / tl.load(lam + row * lam_stride)
     mass_slope = slope
     own, others = slope, 1.0 / tl.load(tau + row * tau_stride)
+    if GREEDY:
+        alone = is_greedy(lam, lam_stride, coverage, coverage_stride, row, KIND)
+        own, others = tl.where(alone, 1.0, own), tl.where(alone, 0.0, others)
     if KIND == TOP_P or KIND == MIN_P:
         mass_slope = others
     if KIND == PAIR:
@@ -124,11 +141,26 @@ def solve(
         state = tl.full([], 3, tl.int32)
     tl.store(status + row, state.to(tl.int8))
     flag = tl.full([], 0, tl.int32)
-    if state != 0:
+    done = state != 0
+    if done:
         if DRAW:
             tl.store(tokens + row, tl.full([], -1, tl.int64))
             tl.store(log_q + row, -float("inf"))
-    else:
+            if PLACES:
+                tl.store(places + row, tl.full([], 0.0, tl.float64))
+    if GREEDY:
+        if alone & (state == 0):  # the first of the best tokens
+            ids, x = load_scores(at, other_at, own, others, tl.min(tl.where(m == best, t, NT)), size, KIND, TILE)
+            first = tl.min(tl.where(x == best, ids, 2147483647))
+            tl.store(base, best)
+            tl.store(base + 2, first.to(tl.float32, bitcast=True))
+            if DRAW:
+                tl.store(tokens + row, first.to(tl.int64))
+                tl.store(log_q + row, 0.0)
+                if PLACES:
+                    tl.store(places + row, number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED))
+        done = done | alone
+    if not done:
         cut = -float("inf")
         tie = tl.full([], 2147483647, tl.int32)
         eta = 0.0
@@ -148,12 +180,14 @@ def solve(
             second = tl.sum(tl.where(s > 0, s * tl.exp2((m - best) * (steep * LOG2E)).to(tl.float64), 0.0))
         if KIND == SOFTMAX or KIND == PAIR:
             if DRAW:
-                token, log_weight = draw_from(
+                token, log_weight, rest = draw_from(
                     at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, t, numbers, levels, STEPS,
                     KIND, RULE, TILE,
                 )  # fmt: skip
                 tl.store(tokens + row, token.to(tl.int64))
                 tl.store(log_q + row, log_weight.to(tl.float32))
+                if PLACES:
+                    tl.store(places + row, rest)
         else:
             g = tl.arange(0, NGP)
             peak = tl.load(peaks + row * NG + g, mask=g < NG, other=-float("inf"))
@@ -182,7 +216,7 @@ def solve(
             flag = tl.full([], 1, tl.int32)
             slots = chosen + row * GROUPS
             token = tl.full([], 0, tl.int32)
-            log_weight = tl.full([], 0.0, tl.float64)
+            log_weight, rest = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
             # most rows need few groups, and few tokens of these: one tile only where that does not do
             bound, least, span = best - reach, GROUPS // 2, depth
             if KIND == TOP_K:
@@ -193,23 +227,23 @@ def solve(
             if groups <= NARROW:
                 near, near_ids, close, number_close = gather(at, size, peak, g, bound, groups, slots, NARROW, GROUP)
                 if PACK == 0:
-                    cut, tie, eta, flag, total, token, log_weight = solve_head(
-                        near, near_ids, close, number_close, bound, best, slope, mass_slope, count, share, total, second, u,
-                        numbers, levels, STEPS, KIND, RULE,
+                    cut, tie, eta, flag, total, token, log_weight, rest = solve_head(
+                        near, near_ids, close, number_close, bound, best, slope, mass_slope, count, share, total,
+                        second, u, numbers, levels, STEPS, KIND, RULE,
                     )  # fmt: skip
                 elif number_close <= PACK:
                     few, few_ids, held = pack(near, near_ids, close, number_close, peaks + row * NG, PACK)
-                    cut, tie, eta, flag, total, token, log_weight = solve_head(
-                        few, few_ids, held, number_close, bound, best, slope, mass_slope, count, share, total, second, u,
-                        numbers, levels, STEPS, KIND, RULE,
+                    cut, tie, eta, flag, total, token, log_weight, rest = solve_head(
+                        few, few_ids, held, number_close, bound, best, slope, mass_slope, count, share, total,
+                        second, u, numbers, levels, STEPS, KIND, RULE,
                     )  # fmt: skip
             if flag != 0:
                 bound = head_groups(peak, best, depth, span, least, GROUPS)
                 groups = tl.minimum(tl.sum((peak > bound).to(tl.int32)), GROUPS)
                 h, ids, sure, number_sure = gather(at, size, peak, g, bound, groups, slots, GROUPS, GROUP)
-                cut, tie, eta, flag, total, token, log_weight = solve_head(
-                    h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total, second, u,
-                    numbers, levels, STEPS, KIND, RULE,
+                cut, tie, eta, flag, total, token, log_weight, rest = solve_head(
+                    h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total,
+                    second, u, numbers, levels, STEPS, KIND, RULE,
                 )  # fmt: skip
             if flag != 0:
                 cut, tie, eta, masses = sweep_row(
@@ -217,19 +251,25 @@ def solve(
                     KIND, RULE, TILE, NT, NTP,
                 )  # fmt: skip
                 total = tl.sum(masses)
-                token, log_weight = draw_from(
+                token, log_weight, rest = draw_from(
                     at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, t, numbers, levels, STEPS,
                     KIND, RULE, TILE,
                 )  # fmt: skip
             if DRAW:
                 tl.store(tokens + row, token.to(tl.int64))
                 tl.store(log_q + row, log_weight.to(tl.float32))
+                if PLACES:
+                    tl.store(places + row, rest)
         tl.store(base, best)
         tl.store(base + 1, cut)
         tl.store(base + 2, tie.to(tl.float32, bitcast=True))
         tl.store(base + 3, eta)
         tl.store(base + 4, total.to(tl.float32))
     tl.store(flags + row, flag)
+    if row == 0:
+        tl.atomic_add(tally, tl.num_programs(0).to(tl.int64))
+    if flag != 0:
+        tl.atomic_add(tally + 1, tl.full([], 1, tl.int64))
 
 
 @triton.jit
@@ -237,12 +277,15 @@ def write(
     logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, coverage, coverage_stride,
     scalars, status, out, out_stride,
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, SCALARS: tl.constexpr,
-    LOG: tl.constexpr, KEEP: tl.constexpr,
+    LOG: tl.constexpr, KEEP: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """K3: q, or log q, of one tile; rows that cannot be solved get zero, or −inf, or keep what is there."""
     tile, row = tl.program_id(0), tl.program_id(1)
     slope = 1.0 / tl.load(lam + row * lam_stride)
     others = 1.0 / tl.load(tau + row * tau_stride)
+    if GREEDY:
+        alone = is_greedy(lam, lam_stride, coverage, coverage_stride, row, KIND)
+        slope, others = tl.where(alone, 1.0, slope), tl.where(alone, 0.0, others)
     row_at, other_at = logits + row.to(tl.int64) * row_stride, other + row.to(tl.int64) * other_stride
     ids, x = load_scores(row_at, other_at, slope, others, tile, size, KIND, TILE)
     if KIND == PAIR:
@@ -254,6 +297,8 @@ def write(
     )
     solved = tl.load(status + row) == 0
     q = tl.where(solved, w / tl.load(base + 4), 0.0)
+    if GREEDY:
+        q = tl.where(alone, tl.where(solved & (ids == tie), 1.0, 0.0), q)
     if LOG:
         q = tl.log(q)
     inside = ids < size

@@ -108,8 +108,14 @@ def load_scores(row_at, other_at, own, others, tile, size, KIND: tl.constexpr, T
     ids, x = load_tile(row_at, tile, size, TILE)
     if KIND == PAIR:
         y = tl.load(other_at + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
-        x = x * own + y * others
+        x = x * own + tl.where(y == -float("inf"), y, y * others)  # 0·y where only x counts
     return ids, x
+
+
+@triton.jit
+def within(target, before, weight):
+    """Where in a token's interval of cumulative weight the target lies, from 0 to just below 1."""
+    return tl.minimum(tl.maximum((target - before) / weight, 0.0), 0.9999999999999999)
 
 
 @triton.jit
@@ -117,7 +123,7 @@ def draw_from(
     row_at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, tile_ids, numbers, levels, steps,
     KIND: tl.constexpr, RULE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """(token, log q): a tile by its mass, then a token of that tile, by one number u."""
+    """(token, log q, where in its interval u lies): a tile by its mass, then a token of that tile, by one number u."""
     total = tl.sum(masses)
     ends = tl.cumsum(masses, 0)
     target = u * total
@@ -134,16 +140,18 @@ def draw_from(
     final = tl.max(tl.where(w > 0, ids, 0))
     token = tl.minimum(chosen * TILE + tl.sum((inside <= share * full).to(tl.int32)), final)
     weight = tl.sum(tl.where(ids == token, w, 0.0))
-    return token, tl.log(weight / total)
+    rest = within(share * full, tl.sum(tl.where(ids < token, w, 0.0)), weight)
+    return token, tl.log(weight / total), rest
 
 
 @triton.jit
 def draw_head(w, ids, u):
-    """(token, log q) from the weights of a head, whose ids ascend."""
+    """(token, log q, where in its interval u lies) from the weights of a head, whose ids ascend."""
     w = w.to(tl.float64)
     total = tl.sum(w)
     final = tl.max(tl.where(w > 0, ids, -1))
     passed = tl.cumsum(w, 0) <= u * total
     token = tl.minimum(tl.min(tl.where(passed | (w <= 0), 2147483647, ids)), final)
     weight = tl.sum(tl.where(ids == token, w, 0.0))
-    return token, tl.log(weight / total)
+    rest = within(u * total, tl.sum(tl.where(ids < token, w, 0.0)), weight)
+    return token, tl.log(weight / total), rest

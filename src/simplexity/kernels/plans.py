@@ -43,6 +43,7 @@ class Plan:
     k: int | Tensor = 1  # top-k: tokens kept; bok: tokens with weight 1
     coverage: Coverage | None = None
     other: Tensor | None = None  # kl: the other model's logits, `[..., V]`
+    greedy: bool = False  # rows with λ = 0 are possible, whose best token is all there is
 
     def expand(self, rows: torch.Size) -> Plan:
         """The same with one value for each row, where it has tensors."""
@@ -89,28 +90,35 @@ def _min_p(problem: Problem, solver: Any) -> Plan | None:
 def _sparse(problem: Problem, solver: Any) -> Plan | None:
     omega: Any = problem.regulariser
     alpha = 2.0 if isinstance(omega, HalfSquare) else omega.alpha
-    # one λ = 0 among the rows would need a rule of its own
-    if solver is not None or isinstance(problem.lam, Tensor) or isinstance(alpha, Tensor) or alpha not in (1.5, 2):
+    if solver is not None or isinstance(alpha, Tensor) or alpha not in (1.5, 2):
         return None
-    return Plan("sparsemax" if alpha == 2 else "entmax", lam=problem.lam)
+    return Plan("sparsemax" if alpha == 2 else "entmax", lam=problem.lam, greedy=isinstance(problem.lam, Tensor))
 
 
 def _anchored(problem: Problem, solver: Any) -> Plan | None:
     """q ∝ exp(s·c + t/τ): c = 1/λ at the optimum, less after a few steps towards it."""
     omega, lam = problem.regulariser, problem.lam
     assert isinstance(omega, AnchorKL)
-    tau = omega.anchor.temperature
-    if isinstance(lam, Tensor):
-        return None
+    tau, greedy = omega.anchor.temperature, isinstance(lam, Tensor) and solver is None
     climb = 1.0 / lam
     if solver is not None:
         if not _climbs(solver) or isinstance(solver.step, Tensor):
             return None
-        step = min(1.0 / lam, solver.longest) if solver.step is None else solver.step
-        climb = climb * (1.0 - (1.0 - step * lam) ** solver.steps)
+        climb = _climbed(lam, solver)
     if omega.anchor.scores is problem.scores:
-        return Plan("softmax", lam=1.0 / (climb + 1.0 / tau))
-    return Plan("two models", lam=1.0 / climb, tau=tau, other=omega.anchor.scores) if climb > 0 else None
+        return Plan("softmax", lam=1.0 / (climb + 1.0 / tau), greedy=greedy)
+    if not isinstance(climb, Tensor) and climb == 0:
+        return None
+    return Plan("two models", lam=1.0 / climb, tau=tau, other=omega.anchor.scores, greedy=greedy)
+
+
+def _climbed(lam: float | Tensor, solver: Any) -> float | Tensor:
+    """(1 − (1 − step·λ)^J)/λ, and its limit where λ = 0."""
+    if not isinstance(lam, Tensor):
+        step = min(1.0 / lam, solver.longest) if solver.step is None else solver.step
+        return (1.0 - (1.0 - step * lam) ** solver.steps) / lam
+    step = (1.0 / lam).clamp_max(solver.longest) if solver.step is None else torch.full_like(lam, solver.step)
+    return torch.where(lam == 0, step * solver.steps, (1.0 - (1.0 - step * lam) ** solver.steps) / lam)
 
 
 def _covering(problem: Problem, solver: Any) -> Plan | None:
@@ -122,17 +130,15 @@ def _covering(problem: Problem, solver: Any) -> Plan | None:
     (c, kl), (beta, cover) = omega.terms
     if c != 1 or cover.anchor is not kl.anchor or kl.anchor.scores is not problem.scores or cover.rule not in RULES:
         return None
-    numbers = [problem.lam, kl.anchor.temperature, beta, cover.k]
     coverage = Coverage(cover.k, beta, cover.rule)
     if solver is not None:
         if not _climbs(solver) or solver.longest != 1:
             return None
         coverage = replace(coverage, steps=solver.steps, pace=0.0 if solver.step is None else solver.step)
-    elif any(isinstance(n, Tensor) for n in numbers):
-        return None  # one λ = 0 among the rows would need a rule of its own
     if not isinstance(cover.k, Tensor) and cover.k > LARGEST_K:
         return None
-    return Plan("bok", lam=problem.lam, tau=kl.anchor.temperature, k=cover.m, coverage=coverage)
+    greedy = isinstance(problem.lam, Tensor) and solver is None
+    return Plan("bok", lam=problem.lam, tau=kl.anchor.temperature, k=cover.m, coverage=coverage, greedy=greedy)
 
 
 def _covering_alone(problem: Problem, solver: Any) -> Plan | None:
