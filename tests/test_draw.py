@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from simplexity import decoder, draw, mode
+from simplexity import Codes, Context, decoder, draw, mode
 from simplexity.draw import inverse_cdf, uniform
 
 
@@ -120,3 +120,32 @@ def test_a_decoder_draws_from_its_distribution_token_for_token(spec):
     seeds = torch.arange(400)
     d = decoder(spec)
     assert (d.sample(scores, seeds=seeds, step=2) == draw(d.distribution(scores), seeds=seeds, step=2)).all()
+
+
+@pytest.mark.parametrize(
+    "spec", ["softmax:temperature=0.7", "top-p:p=0.8", "sparsemax", "bok", "bok:solver=exact", "xtc"]
+)
+def test_log_q_of_the_tokens_drawn(spec):
+    chosen, seeds = decoder(spec), torch.arange(4)
+    x = 3 * torch.randn(4, 2_000, generator=torch.Generator().manual_seed(2))
+    context = Context(seeds=seeds)
+    tokens, log_q = chosen.sample(x, context=context, log_q=True)
+    assert torch.equal(tokens, chosen.sample(x, context=context))
+    q = chosen.distribution(x, context)
+    torch.testing.assert_close(log_q, q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log())
+    x[1, 3] = torch.nan
+    tokens, log_q, status = chosen.sample(x, context=context, log_q=True, validate=False)
+    assert status.tolist() == [0, 1, 0, 0]
+    assert tokens[1] == -1
+    assert log_q[1] == -torch.inf
+    assert log_q[[0, 2, 3]].isfinite().all()
+    assert len(chosen.sample(x, context=context, validate=False)) == 2
+    with pytest.raises(ValueError, match="row 1"):
+        chosen.sample(x, context=context, log_q=True)
+
+
+def test_log_q_of_coupled_draws():
+    x = torch.randn(1, 500, generator=torch.Generator().manual_seed(2)).expand(8, -1)
+    tokens, log_q = decoder("softmax").sample(x, codes=Codes.spread(3, 8), log_q=True)
+    assert torch.equal(tokens, decoder("softmax").sample(x, codes=Codes.spread(3, 8)))
+    torch.testing.assert_close(log_q, torch.log_softmax(x, -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1))

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from simplexity import Codes, Context, decoder, effective_temperature, entropy  # noqa: E402
 from simplexity.draw import uniform  # noqa: E402
-from simplexity.kernels import gpu, log_q_on_gpu  # noqa: E402
+from simplexity.kernels import gpu, log_q_on_gpu, swept_rows  # noqa: E402
 from simplexity.kernels.gpu_moments import MomentsOnGPU  # noqa: E402
 from simplexity.kernels.plans import plan_for  # noqa: E402
 from simplexity.siblings import Siblings  # noqa: E402
@@ -337,6 +337,34 @@ def test_effective_temperatures_from_one_read(dtype):
     on = x.to(DEVICE)
     found = effective_temperature(on, target.to(DEVICE), MomentsOnGPU(on)).cpu()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("spec", ["softmax", "top-p:p=0.7", "sparsemax", "bok"])
+def test_codes_move_on_as_they_do_on_a_cpu(spec):
+    x, chosen = awkward(SIZES[-1])[[0, 1, 2, 3]], decoder(spec)
+    codes, same = Codes.spread(7, 4, DEVICE), Codes.spread(7, 4)
+    for step in range(3):
+        rows = x.roll(step, 0)
+        drawn = chosen._draw_on_gpu(rows.to(DEVICE), plan_of(spec), None, None, 0, codes)
+        expected, log_q = chosen.sample(rows, codes=same, log_q=True)
+        assert torch.equal(drawn.tokens.cpu(), expected)
+        torch.testing.assert_close(drawn.log_q.cpu(), log_q, atol=1e-5, rtol=1e-5)
+        # what is left of a code is stretched, and with it the rounding of the sums
+        torch.testing.assert_close(codes.code.cpu(), same.code, atol=1e-4, rtol=0)
+        codes.code = same.code.to(DEVICE)
+
+
+def test_rows_and_those_swept_are_counted():
+    before, every = swept_rows(DEVICE)
+    x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x[1:3, 7] = 40.0
+    sizes = {"TILE": 128, "GROUP": 8, "GROUPS": 8}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in sizes.items():
+            patch.setattr(gpu, name, value)
+        drawn = gpu.fused_draw(x, plan_of("top-p:p=0.9"))
+    assert drawn.swept.tolist() == [1, 0, 0, 1, 1]
+    assert swept_rows(DEVICE) == (before + 3, every + 5)
 
 
 def test_what_the_kernels_do_not_know():

@@ -68,11 +68,19 @@ class Codes:
 
     def draw(self, q: Tensor) -> Tensor:
         """One token per row of q `[rows, n]`, int64 `[rows]`; the codes move on."""
-        if q.shape[:-1] != self.code.shape:
-            raise ValueError(f"{len(self.code)} codes need as many rows, got q of {list(q.shape)}")
+        self.check(q.shape[:-1])
         token, rest, width = locate(q, self.code)
+        self.move_on(rest, width)
+        return token
+
+    def check(self, rows: torch.Size) -> None:
+        """A ValueError unless there is a code for each row."""
+        if rows != self.code.shape:
+            raise ValueError(f"{len(self.code)} codes need as many rows, got {list(rows)}")
+
+    def move_on(self, rest: Tensor, width: Tensor) -> None:
+        """To the next token, where the codes lay at `rest`, from 0 to 1, of intervals so wide."""
         fresh = uniform(self.seeds, self.step, OWN)
         # what was the last bit of the code is GRAIN / width after the stretch; where no bit is left all are new
         self.code = torch.where(width > GRAIN, rest + GRAIN / width * fresh, fresh).clamp_(0.0, 1.0 - GRAIN)
         self.step = self.step + 1
-        return token

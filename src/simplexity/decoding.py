@@ -19,7 +19,7 @@ from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
 from simplexity.coupling import Codes
 from simplexity.draw import ByNumber, Pick, Seeds, as_seeds, check_draw, mode, uniforms
-from simplexity.kernels import Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
+from simplexity.kernels import OnGPU, Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
 from simplexity.parameters import Rule, rule_of
 from simplexity.penalties import penalise
 from simplexity.problem import Problem, Status, raise_for, status_of
@@ -182,35 +182,37 @@ class Decoder(ABC):
         context: Context | None = None,
         validate: bool = True,
         codes: Codes | None = None,
+        log_q: bool = False,
     ) -> Any:
         """One token per row, int64 `[...]`; reproducible from a generator, or from one seed per row and the step.
 
         Seeds and step may also stand in the context. With `codes` the rows are samples of groups that are to differ:
         each one alone is drawn from q, and the codes move on to the next token.
 
-        `validate=False` does not synchronise with the host and returns `(tokens, status)`: a row that
-        cannot be solved gives the token −1.
+        `log_q=True` gives `(tokens, log q of each)`. `validate=False` does not synchronise with the host and adds the
+        `Status` of each row to what is returned: one that cannot be solved gives the token −1, of log q −inf.
         """
         if context is not None:
             seeds = context.seeds if seeds is None and generator is None else seeds
             step = context.step if step is None else step
-        if codes is not None:
-            if generator is not None:
-                raise ValueError("give a generator or codes, not both")
-            tokens, status = self._draw_by_codes(scores, codes, context, validate)
-            return tokens if validate else (_blank(tokens, status), status)
-        if (
-            scores.is_cuda
-            and (found := self._draw_on_gpu(scores, generator, seeds, 0 if step is None else step, context)) is not None
-        ):
-            if not validate:
-                return found
-            raise_for(found[1])
-            return found[0]
-        scores = as_working(scores)
-        u = uniforms(scores.shape[:-1], scores.device, generator, seeds, 0 if step is None else step)
-        tokens, status = self._picked(self._posed(scores, context, validate), ByNumber(u))
-        return tokens if validate else (_blank(tokens, status), status)
+        if codes is not None and generator is not None:
+            raise ValueError("give a generator or codes, not both")
+        step = 0 if step is None else step
+        plan = self._gpu_plan(scores, context) if scores.is_cuda else None
+        if plan is not None:
+            drawn = self._draw_on_gpu(scores.detach(), plan, generator, seeds, step, codes)
+            if validate:
+                raise_for(drawn.status)
+            found = drawn.tokens, drawn.log_q if log_q else None, drawn.status
+        else:
+            working = as_working(scores)
+            rows, device = working.shape[:-1], working.device
+            by = ByNumber(uniforms(rows, device, generator, seeds, step)) if codes is None else codes.draw
+            posed = self._posed(working, context, validate)
+            tokens, status = self._picked(posed, by)
+            found = _blank(tokens, status), self._log_q_of(posed, tokens, status) if log_q else None, status
+        kept = [found[0]] + [found[1]] * log_q + [found[2]] * (not validate)
+        return kept[0] if len(kept) == 1 else tuple(kept)
 
     def mode(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
         """The most probable token of each row, int64 `[...]`."""
@@ -247,9 +249,9 @@ class Decoder(ABC):
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n")[0]
 
-    def has_kernel(self, scores: Tensor) -> bool:
+    def has_kernel(self, scores: Tensor, context: Context | None = None) -> bool:
         """Whether draws from such scores are made by a fused kernel for GPUs, which a graph can capture."""
-        return scores.is_cuda and self._gpu_plan(scores, None) is not None
+        return scores.is_cuda and self._gpu_plan(scores, context) is not None
 
     def _gpu_plan(self, scores: Tensor, context: Context | None) -> Plan | None:
         """How the fused kernels would serve this decoder; None where they do not know it."""
@@ -271,17 +273,6 @@ class Decoder(ABC):
             return replace(plan, other=other.detach().to(scores.device).contiguous())
         return plan
 
-    def _draw_by_codes(
-        self, scores: Tensor, codes: Codes, context: Context | None, validate: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """(tokens, status), from q as whoever knows it quickest writes it."""
-        if scores.is_cuda and (plan := self._gpu_plan(scores, context)) is not None:
-            log_q, status = log_q_on_gpu(scores.detach(), plan)
-            if validate:
-                raise_for(status)
-            return codes.draw(log_q.exp_()), status
-        return self._picked(self._posed(scores, context, validate), codes.draw)
-
     def _picked(self, posed: Posed, pick: Pick) -> tuple[Tensor, Tensor | None]:
         """(tokens, status): from masses that a fused kernel leaves, or from q."""
         if posed.peaks is not None:
@@ -291,24 +282,34 @@ class Decoder(ABC):
         solution = self._solution(posed)
         return solution.columns.tokens(pick(solution.q)), solution.status
 
+    def _log_q_of(self, posed: Posed, tokens: Tensor, status: Tensor | None) -> Tensor:
+        """log q of the tokens drawn."""
+        found = self._solution(posed).dense().gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log_()
+        return found if status is None else found.masked_fill_(status != 0, -torch.inf)
+
     def _draw_on_gpu(
         self,
         scores: Tensor,
+        plan: Plan,
         generator: torch.Generator | None,
         seeds: Seeds | None,
         step: int | Tensor,
-        context: Context | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """(tokens, status) by a fused kernel, from the scores as they are; None where none knows this decoder."""
-        if (plan := self._gpu_plan(scores, context)) is None:
-            return None
+        codes: Codes | None,
+    ) -> OnGPU:
+        """By a fused kernel, from the scores as they are."""
         rows = scores.shape[:-1]
+        if codes is not None:
+            codes.check(rows)
+            drawn = draw_on_gpu(scores, plan, None, 0, codes.code, places=True)
+            assert drawn.places is not None
+            codes.move_on(drawn.places, drawn.log_q.double().exp_())
+            return drawn
         check_draw(rows, generator, seeds, step)
         if seeds is None:
             u, own = uniforms(rows, scores.device, generator).reshape(-1), None
         else:
             u, own = None, as_seeds(seeds, rows, scores.device).reshape(-1)
-        return draw_on_gpu(scores.detach(), plan, own, step, u)
+        return draw_on_gpu(scores, plan, own, step, u)
 
     def _certified(self, scores: Tensor, context: Context | None) -> tuple[Tensor, Certificate]:
         posed = self._posed(scores, context, True)

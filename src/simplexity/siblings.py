@@ -21,6 +21,12 @@ class Siblings:
         self.size = size
         self.same = torch.ones(rows // size, size, size, dtype=torch.bool, device=device)
 
+    def first(self, rows: int) -> Siblings:
+        """The first `rows`, whole groups, in the same memory."""
+        part = Siblings(0, self.size)
+        part.same = self.same[: rows // self.size]
+        return part
+
     def follow(self, tokens: Tensor) -> None:
         """Each row has written one more token, `[rows]`."""
         own = tokens.view(-1, self.size)

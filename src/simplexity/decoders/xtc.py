@@ -62,6 +62,7 @@ class XTC(Decoder, name="xtc"):
         context: Context | None = None,
         validate: bool = True,
         codes: Codes | None = None,
+        log_q: bool = False,
     ) -> Any:
         """As every decoder's, with the coin thrown by the same seeds or the same generator."""
         context = Context() if context is None else context
@@ -72,4 +73,5 @@ class XTC(Decoder, name="xtc"):
             own = torch.randint(-(2**63), 2**63 - 1, rows, generator=generator, device=device)
         else:
             own = context.seeds if seeds is None else as_seeds(seeds, rows, device)
-        return super().sample(scores, generator, seeds, step, replace(context, seeds=own, step=step), validate, codes)
+        context = replace(context, seeds=own, step=step)
+        return super().sample(scores, generator, seeds, step, context, validate, codes, log_q)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +19,14 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from simplexity.context import Context
-from simplexity.coupling import Codes
 from simplexity.decoders import decoder as as_decoder
-from simplexity.draw import derive_seeds
 from simplexity.engines.clock import Clock
+from simplexity.engines.live_rows import Leaving, Rows
 from simplexity.engines.trace import Trace
 from simplexity.engines.transformers import Generated
-from simplexity.siblings import Siblings
 
 if TYPE_CHECKING:
+    from simplexity.coupling import Codes
     from simplexity.decoding import Decoder
 
 ATTENTION = "simplexity-many-rows"
@@ -105,21 +104,7 @@ class ManyRows:
         coupled: bool,
     ) -> Generated:
         device, count, begin = self.device, len(prompts) * n, time.perf_counter()
-        group = n if chosen.reads("siblings") else 1  # a text that others are counted with stays as long as they do
-        rows = Rows(
-            live=count,
-            alive=torch.tensor(count, device=device),
-            seeds=_filled(derive_seeds(seeds, n), self.room, 0),
-            over=_filled(torch.zeros(count, dtype=torch.bool, device=device), self.room, True),
-            written=torch.zeros(self.room, max_new_tokens, dtype=torch.int64, device=device),
-            ended=torch.full((self.room,), max_new_tokens, dtype=torch.int64, device=device),
-            stops=torch.tensor(ends, dtype=torch.int64, device=device),
-            step=torch.zeros((), dtype=torch.int64, device=device),
-            unsolved=torch.zeros((), dtype=torch.bool, device=device),
-            codes=Codes.spread(seeds, n, device) if coupled else None,
-            siblings=Siblings(count, group, device) if chosen.reads("siblings") else None,
-            before=_padded(prompts, n, device) if chosen.penalises() else None,
-        )
+        rows = Rows.of(prompts, chosen, n, max_new_tokens, seeds, ends, coupled, self.room)
         self.clock.start()
         self.read(prompts, n)
         self.clock.stop()
@@ -130,20 +115,20 @@ class ManyRows:
             self.clock.start()
             size, scores = self.step(rows.live)
             self.clock.stop()
-            alike = alike if step else rows.alike() and chosen.has_kernel(scores)
-            context = None
+            scores = scores[: rows.whole(size)]
+            if step == 0:
+                alike = rows.alike() and chosen.has_kernel(scores, rows.context(self.slots, len(scores), rows.step))
             if not alike:
-                context = self._turn(chosen, rows, scores[: rows.live], step)
+                self._turn(chosen, rows, scores[: rows.live], step)
             elif size in turns:
                 turns[size].replay()
             else:
                 self._turn(chosen, rows, scores)
                 turns[size] = self._captured(lambda scores=scores: self._turn(chosen, rows, scores))
             if step % every == 0:
-                context = context or Context(None, step, rows.seeds[: rows.live])
-                looks.append(self._look(trace, chosen, scores[: rows.live], context))
+                looks.append(self._look(trace, chosen, scores[: rows.live], rows.context(self.slots, rows.live, step)))
             if step % LOOK == LOOK - 1:
-                self._leave(rows, leaving, group)
+                self._leave(rows, leaving)
                 if rows.live == 0:
                     break
         if bool(rows.unsolved):
@@ -160,33 +145,32 @@ class ManyRows:
             entropy=found[0], effective_temperature=found[1],
         )  # fmt: skip
 
-    def _turn(self, chosen: Decoder, rows: Rows, scores: Tensor, step: int | None = None) -> Context:
+    def _turn(self, chosen: Decoder, rows: Rows, scores: Tensor, step: int | None = None) -> None:
         """Draw a token for each of the first places, keep it, and see whether it ends a text.
 
         All on the device and in place, so that it can be captured; the step is then read from there as well. Texts that
         have left may stand in the last places: they write over their own end, and grow no longer.
         """
         size = len(scores)
-        slots, over = self.slots[:size], rows.over[:size]
-        tokens = None
-        if rows.before is not None:
-            tokens = torch.cat([rows.before[slots], rows.written[slots, :step]], 1)
-        count = None if rows.siblings is None else rows.siblings.count
-        context = Context(tokens, rows.step if step is None else step, rows.seeds[:size], count)
-        if rows.codes is not None and rows.siblings is not None:
-            rows.codes.respread(rows.siblings)
-        tokens, bad = self._draw(chosen, scores, context, rows.codes)
+        slots, over, siblings, codes = self.slots[:size], rows.over[:size], rows.siblings_of(size), rows.codes_of(size)
+        if rows.counts is not None and siblings is not None:
+            rows.counts[:size] = siblings.count
+        if codes is not None and siblings is not None:
+            codes.respread(siblings)
+        context = rows.context(self.slots, size, rows.step if step is None else step)
+        tokens, bad = self._draw(chosen, scores, context, codes)
+        if rows.codes is not None and codes is not None:
+            rows.codes.code[:size] = codes.code
         rows.unsolved |= (bad & ~over).any()
         rows.written[slots, rows.step.view(1)] = tokens  # an index without a dimension would be read on the host
         self.tokens[:size] = tokens
         self.lengths[:size] += self.places[:size] < rows.alive
-        if rows.siblings is not None:
-            rows.siblings.follow(tokens)
+        if siblings is not None:
+            siblings.follow(tokens)
         rows.step += 1
         new = (tokens.unsqueeze(-1) == rows.stops).any(-1) & ~over  # `isin` may sort, and wait for the GPU
         rows.ended[slots] = torch.where(new, rows.step, rows.ended[slots])
         over |= new
-        return context
 
     def _draw(self, chosen: Decoder, scores: Tensor, context: Context, codes: Codes | None) -> tuple[Tensor, Tensor]:
         """(tokens, which rows could not be solved); a GPU is not waited for, and a CPU raises at once."""
@@ -299,9 +283,9 @@ class ManyRows:
             found[1, self.slots[part]] = trace.effective_temperature.pop()
         return found
 
-    def _leave(self, rows: Rows, leaving: Leaving, group: int) -> None:
+    def _leave(self, rows: Rows, leaving: Leaving) -> None:
         """Move the rows that go on to the front. A group stays while one of its texts does."""
-        live = rows.live
+        live, group = rows.live, rows.group
         over = leaving.answer()
         if over is not None:
             stay = (~over).view(-1, group).any(-1).repeat_interleave(group)
@@ -309,83 +293,10 @@ class ManyRows:
             if len(kept) < live:
                 # those that left keep slots of their own
                 order = torch.cat([kept, (~stay).nonzero().squeeze(-1)]).to(self.device, non_blocking=True)
-                for table in (self.slots, self.tokens, self.lengths, rows.seeds, rows.over):
+                for table in (self.slots, self.tokens, self.lengths, *rows.tables()):
                     table[:live] = table[:live][order]
-                rows.keep(order[: len(kept)], group)
+                rows.keep(len(kept), order)
         leaving.ask(rows.over[: rows.live])
-
-
-class Leaving:
-    """Which rows had ended when it was last asked.
-
-    The answer of a GPU is read at the next question, when it has long been there: a GPU that is waited for is idle
-    until it is told what to do next.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.asked: tuple[Tensor, Any] | None = None
-
-    def ask(self, over: Tensor) -> None:
-        """These are the rows, `[live]`."""
-        flags = torch.empty(over.shape, dtype=torch.bool, pin_memory=self.cuda)
-        self.asked = flags.copy_(over, non_blocking=True), None
-        if self.cuda:
-            event = torch.cuda.Event()
-            event.record()
-            self.asked = flags, event
-
-    def answer(self) -> Tensor | None:
-        """Which of them had ended, on the host; None where nothing was asked yet."""
-        if self.asked is None:
-            return None
-        flags, event = self.asked
-        if event is not None:
-            event.synchronize()
-        return flags
-
-
-@dataclass
-class Rows:
-    """What is known of the texts: by place in the batch, groups side by side, or by slot, where they lie."""
-
-    live: int  # they stand in the first places
-    alive: Tensor  # as many, on the device
-    seeds: Tensor
-    over: Tensor  # whether it has ended: it waits for the others of its group, or for the next look
-    written: Tensor  # `[slots, limit]`
-    ended: Tensor  # by slot
-    stops: Tensor
-    step: Tensor
-    unsolved: Tensor
-    codes: Codes | None
-    siblings: Siblings | None
-    before: Tensor | None  # the prompts, by slot, where a decoder looks at them
-
-    def alike(self) -> bool:
-        """Whether every step does the same to the same tensors, so that a graph can repeat it."""
-        return self.codes is None and self.siblings is None and self.before is None
-
-    def keep(self, kept: Tensor, group: int) -> None:
-        """Only these rows, which stand in the first places now."""
-        self.live = len(kept)
-        self.alive.fill_(self.live)
-        if self.codes is not None:
-            self.codes = replace(self.codes, code=self.codes.code[kept], seeds=self.codes.seeds[kept])
-        if self.siblings is not None:
-            self.siblings.same = self.siblings.same[kept[::group] // group]
-
-
-def _filled(first: Tensor, size: int, value: Any) -> Tensor:
-    """A longer tensor that begins like this one."""
-    return torch.cat([first, first.new_full((size - len(first),), value)])
-
-
-def _padded(prompts: list[list[int]], n: int, device: torch.device) -> Tensor:
-    """The prompts of the n texts each, padded on the left with −1."""
-    longest = max(map(len, prompts))
-    table = torch.tensor([[-1] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
-    return table.repeat_interleave(n, 0)
 
 
 def _attention(

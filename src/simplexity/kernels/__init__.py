@@ -7,7 +7,7 @@ A problem that is not in the table, or a kernel that declines, takes the general
 import importlib.util
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,19 +49,41 @@ def gpu_plan(logits: Tensor, problem: Problem, solver: Any) -> Plan | None:
     return plan_for(problem, solver) if usable else None
 
 
-def draw_on_gpu(
-    logits: Tensor, plan: Plan, seeds: Tensor | None, step: int | Tensor, u: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(tokens, status) `[...]` of logits `[..., V]` on a GPU, without host synchronisation.
+class OnGPU(NamedTuple):
+    """What a fused draw tells of each row, `[...]`: token, log q, a `Status`, where in its interval the number lay."""
 
-    By the seeds `[B]` and the step, or by the numbers `u` `[B]`.
+    tokens: Tensor
+    log_q: Tensor
+    status: Tensor
+    places: Tensor | None
+
+
+def draw_on_gpu(
+    logits: Tensor, plan: Plan, seeds: Tensor | None, step: int | Tensor, u: Tensor | None, places: bool = False
+) -> OnGPU:
+    """A token for each row of logits `[..., V]` on a GPU, without host synchronisation.
+
+    By the seeds `[B]` and the step, or by the numbers `u` `[B]`; `places` asks where these lay.
     """
     from simplexity.kernels.gpu import fused_draw
 
     rows = logits.shape[:-1]
     step = step.expand(rows).reshape(-1) if isinstance(step, Tensor) else step
-    drawn = fused_draw(logits.reshape(-1, logits.shape[-1]), plan.expand(rows), seeds, step, u)
-    return drawn.tokens.view(rows), drawn.status.view(rows)
+    drawn = fused_draw(logits.reshape(-1, logits.shape[-1]), plan.expand(rows), seeds, step, u, places)
+    found = (drawn.tokens, drawn.log_q, drawn.status, drawn.places)
+    return OnGPU(*(None if table is None else table.view(rows) for table in found))  # pyright: ignore[reportArgumentType]
+
+
+def swept_rows(device: torch.device | str = "cuda") -> tuple[int, int]:
+    """(rows that were swept, all rows) of the fused draws on a GPU so far.
+
+    A row whose best few thousand tokens do not tell its q, because it is flat, say, is read as often as it takes: the
+    same draw, some hundred times slower. Reads from the GPU.
+    """
+    from simplexity.kernels.gpu import tally
+
+    every, swept = tally(torch.empty(0, device=device).device).tolist()
+    return swept, every
 
 
 def log_q_on_gpu(logits: Tensor, plan: Plan, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
