@@ -3,7 +3,11 @@
 On a GPU: `make test-gpu`. The interpreter is slow, so vocabularies, tiles and groups are small there.
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -372,6 +376,17 @@ def test_what_the_kernels_do_not_know():
         chosen = decoder(spec)
         problem = chosen.problem(torch.zeros(1, 1))
         assert plan_for(problem, chosen.method(problem)) is None
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_gpu():
+    """Which takes none; the interpreter lets pass what the compiler does not."""
+    script = Path(__file__).with_name("compiled_kernels.py")
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kernels = {line[40:50].strip() for line in done.stdout.splitlines()}
+    assert kernels == {"tiles", "solve", "write", "moments", "attend"}
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
