@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 PIP := pip install --quiet --disable-pip-version-check
 ENGINES := -o addopts= -o filterwarnings= -q --durations=5
 
-.PHONY: demo test test-slow test-engines test-gpu lint format bench clean
+.PHONY: demo test test-slow test-engines test-gpu sanitize lint format bench clean
 
 demo: $(INSTALLED)  ## a small language model under every decoder; leaves report.html and report.png behind
 	$(BIN)/simplexity compare "Write a short poem about the moon." --seed 1 -n 4 --max-tokens 48 \
@@ -29,6 +29,13 @@ test-engines: .venv-vllm/.installed .venv-llama/.installed .venv-sglang/.install
 test-gpu:  ## the Triton kernels in full, with the Python that has torch for your GPU
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_kernels_gpu.py
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_many_rows.py -k "attention or graph"
+
+sanitize:  ## the same kernels under NVIDIA's compute-sanitizer, four processes at a time
+	for tool in memcheck racecheck; do for part in 1 2 3 4; do \
+		PYTHONPATH=src:tests:$(PYTHONPATH) compute-sanitizer --tool $$tool --error-exitcode 1 \
+			$(PYTHON) tests/sanitized_kernels.py $$part/4 > sanitize-$$tool-$$part.log 2>&1 & done; wait; done
+	grep -H "ERROR SUMMARY\|RACECHECK SUMMARY" sanitize-*.log
+	! grep -L " 0 errors\| 0 hazards" sanitize-*.log | grep .
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -42,8 +42,17 @@ SPECS = (
 
 
 def logits(shape: str, batch: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Peaked: a head of a few hundred tokens above a broad floor, as models make them. Flat: standard normal."""
+    """Peaked: a head of a few hundred tokens above a broad floor. Flat: standard normal.
+
+    Text: scores that fall with the logarithm of the rank, at slopes and bends as in the middle of a model's texts,
+    where all of the vocabulary weighs a little.
+    """
     g = torch.Generator(device="cuda").manual_seed(0)
+    if shape == "text":
+        slope = 1.6 + 0.6 * torch.rand(batch, 1, generator=g, device="cuda")
+        bend = 0.3 * (10 / 0.3) ** torch.rand(batch, 1, generator=g, device="cuda")
+        x = -slope * torch.log1p(torch.arange(size, device="cuda") / bend)
+        return x[:, torch.randperm(size, generator=g, device="cuda")].to(dtype)
     x = torch.randn(batch, size, generator=g, device="cuda")
     if shape == "flat":
         return x.to(dtype)
@@ -147,12 +156,12 @@ def show(rows: dict[str, dict[str, float]], x: Tensor) -> None:
 
 
 def main() -> None:
-    """Every size, batch and dtype, one table each; flat rows at one size."""
+    """Every size, batch and dtype, one table each; flat rows and those of a text at one size."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="V = 151,936 in float32 only")
     options.add_argument("--out", type=Path, help="write the numbers as JSON")
     arguments = options.parse_args()
-    cases = [("peaked", 151_936, torch.float32), ("flat", 151_936, torch.float32)]
+    cases = [(shape, 151_936, torch.float32) for shape in ("peaked", "text", "flat")]
     if not arguments.quick:
         cases += [("peaked", size, dtype) for size in SIZES for dtype in (torch.float32, torch.bfloat16)]
     results = []

@@ -10,8 +10,9 @@ import sys
 import time
 
 import pytest
+import torch
 
-from simplexity import cli, decoders, embedded, models
+from simplexity import Codes, cli, decoder, decoders, embedded, models
 from simplexity.files import whole_file
 
 pytestmark = pytest.mark.xdist_group("model")
@@ -75,6 +76,24 @@ def test_several_samples_are_numbered(run):
     out = run("generate", "Hello", "-n", "2", "--max-tokens", "4", "--seed", "1")[1]
     assert "— 1 —" in out
     assert "— 2 —" in out
+
+
+@pytest.mark.slow
+def test_coupled_samples_are_those_of_evenly_spread_codes(run, smollm):
+    prompt, size = "Tell me about the sea.", 8
+    inputs = smollm.encode([prompt])
+    with torch.inference_mode():
+        scores = smollm.model(**inputs).logits[0, -1:].expand(size, -1)
+    expected = decoder("softmax").sample(scores, codes=Codes.spread([4], size)).tolist()
+    asked = (prompt, "-n", str(size), "--seed", "4", "--max-tokens", "1")
+    samples = [json.loads(run("generate", *asked, "--json", *more)[1])["samples"] for more in ([], ["--coupled"])]
+    plain, coupled = ([sample["tokens"][0] for sample in group] for group in samples)
+    assert coupled == expected
+    assert plain != expected
+    options = ("compare", *asked, "--decoder", "softmax", "--decoder", "top-k:k=5")
+    texts = [run(*options, *more)[1] for more in ([], ["--coupled"])]
+    assert texts[0] != texts[1]
+    assert repr(smollm.text(expected[:1])).strip("'").strip() in texts[1]
 
 
 def test_compare_prints_and_writes(run, tmp_path):

@@ -19,6 +19,7 @@ import torch
 from simplexity import embedded
 from simplexity.draw import derive_seeds
 from simplexity.engines.transformers import generate
+from simplexity.evaluation.commands import _said
 from simplexity.evaluation.plan import RunPlan, at_temperatures, batches, seed_of
 from simplexity.evaluation.records import Ledger, read_run
 from simplexity.evaluation.report import write_report
@@ -112,7 +113,7 @@ def graded_late(plan, folder, grade):
     with Ledger(folder, plan, "f", {}) as ledger, Grading(ledger, Late(), Breakdown(), Progress()) as grading:
         for number, work in enumerate(works):
             texts = [Text(0, 0, 1, str(number), 1, "stop", 0.5, None)]
-            grading.add(work, Written(lambda texts=texts: texts, 1.0, 0.5, 0.1))
+            grading.add(work, Written(lambda texts=texts: texts, 1.0, 0.5, 0.1, 3, 40))
             while number == 0 and grading.queue:
                 time.sleep(0.001)
         go_on.set()
@@ -148,8 +149,16 @@ def test_a_batch_that_cannot_be_graded_takes_no_other_along(plan, tmp_path):
 
 def test_written_texts_travel_without_their_tokenizer():
     texts = [Text(0, 0, 1, "five", 1, "stop", 0.5, 0.7)]
-    arrived = pickle.loads(pickle.dumps(Written(lambda: texts, 1.0, 0.5, 0.1)))
-    assert (arrived.texts, arrived.seconds, arrived.forward, arrived.looking) == (texts, 1.0, 0.5, 0.1)
+    arrived = pickle.loads(pickle.dumps(Written(lambda: texts, 1.0, 0.5, 0.1, 3, 40)))
+    assert (arrived.seconds, arrived.forward, arrived.looking, arrived.swept, arrived.rows) == (1.0, 0.5, 0.1, 3, 40)
+    assert arrived.texts == texts
+
+
+def test_what_is_said_of_a_run():
+    assert _said(Breakdown()) == "nothing was left to do"
+    said = _said(Breakdown(forward=6.0, looking=1.0, writing=9.0, waiting=1.0))
+    assert said == "10 s: forward 60%, draws and bookkeeping 20%, measuring entropy 10%, waiting for grades 10%"
+    assert _said(Breakdown(writing=9.0, swept=3, rows=1200)).endswith("; 0.25% of 1,200 rows swept")
 
 
 def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_path):

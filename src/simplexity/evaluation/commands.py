@@ -192,7 +192,8 @@ def _said(times: Breakdown) -> str:
     if not times.writing:
         return "nothing was left to do"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in times.shares().items())
-    return f"{times.writing + times.waiting:.0f} s: {shares}"
+    swept = f"; {times.swept / times.rows:.2%} of {times.rows:,} rows swept" if times.rows else ""
+    return f"{times.writing + times.waiting:.0f} s: {shares}{swept}"
 
 
 @contextmanager

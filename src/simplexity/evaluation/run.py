@@ -47,6 +47,8 @@ class Breakdown:
     looking: float = 0.0
     writing: float = 0.0  # all of it, the two above included
     waiting: float = 0.0  # for the grader, while the model could have been writing
+    swept: int = 0  # rows that a GPU's fused kernels had to read again and again
+    rows: int = 0  # that they solved
 
     def shares(self) -> dict[str, float]:
         """As parts of the whole."""
@@ -157,6 +159,8 @@ class Grading:
         """One more batch; what went wrong with an earlier one is raised here."""
         self.times.forward += written.forward
         self.times.looking += written.looking
+        self.times.swept += written.swept
+        self.times.rows += written.rows
         self.times.writing += written.seconds
         while self.pending and self.pending[0].done():
             self.pending.popleft().result()

@@ -18,6 +18,7 @@ from simplexity.engines.many_rows import ManyRows, serves
 from simplexity.engines.transformers import Generated, generate
 from simplexity.evaluation.plan import RunPlan, Work, seed_of
 from simplexity.evaluation.written import Text, Written
+from simplexity.kernels import has_triton, swept_rows
 from simplexity.measures import tells_temperature
 from simplexity.models import LanguageModel, load_model
 
@@ -49,7 +50,9 @@ class TransformersWriter:
             own = seeds.repeat_interleave(together)
         # the samples of one prompt and one seed are coupled: the prompt stands there once for each group
         inputs = {name: table.repeat_interleave(plan.n // together, 0) for name, table in inputs.items()}
-        write = self._write_many if model.model.device.type == "cuda" and serves(model.model) else self._generate
+        fused = model.model.device.type == "cuda" and has_triton()
+        write = self._write_many if fused and serves(model.model) else self._generate
+        before = swept_rows(model.model.device) if fused else (0, 0)
         begin = time.perf_counter()
         with torch.inference_mode():
             found, forward = write(inputs, work.arm.decoder, together, limit, seeds, coupled)
@@ -57,7 +60,11 @@ class TransformersWriter:
         # to the host now: the thread that reads them should not wait for a GPU that is writing the next ones
         host = {name: table.cpu() for name, table in vars(found).items() if isinstance(table, Tensor)}
         found = replace(found, **host)
-        return Written(lambda: self._texts(found, own.tolist()), time.perf_counter() - start, forward, looking)
+        swept, rows = swept_rows(model.model.device) if fused else (0, 0)
+        return Written(
+            lambda: self._texts(found, own.tolist()), time.perf_counter() - start, forward, looking,
+            swept - before[0], rows - before[1],
+        )  # fmt: skip
 
     def _generate(
         self, inputs: dict[str, Tensor], decoder: str, n: int, limit: int, seeds: Tensor, coupled: bool

@@ -26,6 +26,8 @@ class Text:
 class Written:
     """A batch of texts; `forward` of the `seconds` were the model's own, `looking` went into q's entropy.
 
+    Of the `rows` that fused kernels of a GPU solved, `swept` had to be read again and again.
+
     Tokens become texts when they are first asked for: by who grades them, while the model writes on.
     """
 
@@ -33,6 +35,8 @@ class Written:
     seconds: float
     forward: float
     looking: float
+    swept: int = 0
+    rows: int = 0
 
     @cached_property
     def texts(self) -> list[Text]:
@@ -40,8 +44,9 @@ class Written:
         return self.read()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of, (self.texts, self.seconds, self.forward, self.looking)  # another process has no tokenizer
+        numbers = (self.seconds, self.forward, self.looking, self.swept, self.rows)
+        return _of, (self.texts, *numbers)  # another process has no tokenizer
 
 
-def _of(texts: list[Text], *seconds: float) -> Written:
-    return Written(lambda: texts, *seconds)
+def _of(texts: list[Text], *numbers: Any) -> Written:
+    return Written(lambda: texts, *numbers)
