@@ -226,13 +226,17 @@ def test_a_report_of_both_ways(tmp_path):
     assert "–" not in independent
 
     twins = found["Coupled against independent samples"]
-    assert [row[:2] for row in twins[1:]] == [["`softmax:temperature=0.5`", "4"], ["`softmax`", "4"]]
-    assert twins[2][2] == f"{100 * 15 / 70:+.1f} [{100 * 15 / 70:+.1f}, {100 * 15 / 70:+.1f}], beyond chance"
+    assert [row[:2] for row in twins[1:]] == [
+        [name, k] for name in ("`softmax:temperature=0.5`", "`softmax`") for k in ("2", "4")
+    ]
+    assert twins[4][2] == f"{100 * 15 / 70:+.1f} [{100 * 15 / 70:+.1f}, {100 * 15 / 70:+.1f}], beyond chance"
     lines = {line.arm: line.sampled for line in summary.lines}
     expected = paired_difference(
         lines[Arm("softmax:temperature=0.5", 4)].pass_at(4), lines[Arm("softmax:temperature=0.5")].pass_at(4)
     )
-    assert summary.against_independent(summary.lines[1])[0] == expected
+    assert summary.against_independent(summary.lines[1], 4)[0] == expected
+    assert summary.against_independent(summary.lines[1], 8) is None
+    assert summary.against_independent(summary.lines[0], 4) is None
 
     above = summary.area(Arm("softmax", 4), 4)
     # at pass@1 = 1/4 it is the hot settings' difference, at 5/14 the cold ones', linear between them

@@ -7,6 +7,7 @@ import html
 import io
 import math
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,12 @@ def _every_line(summary: Summary) -> tuple[str, str, Rows]:
 
 def _coupled(summary: Summary) -> tuple[str, str, Rows] | None:
     rows = [["decoder", "k", "pass@k", "maj@k", "distinct@k"]]
-    for line in summary.lines:
-        found = summary.against_independent(line)
+    for line, k in product(summary.lines, summary.ks):
+        found = summary.against_independent(line, k)
         if found is not None:
             chances = [f"{_percent(difference, sign=True)}{_told(difference)}" for difference in found[:2]]
             distinct = f"{_interval(found[2], '+.2f')}{_told(found[2])}"
-            rows.append([f"`{line.arm.decoder}`", str(line.arm.coupled), *chances, distinct])
+            rows.append([f"`{line.arm.decoder}`", str(k), *chances, distinct])
     if len(rows) == 1:
         return None
     note = (

@@ -126,14 +126,14 @@ class Summary:
             found[line.family].append(line)
         return dict(found)
 
-    def against_independent(self, line: Line) -> tuple[Interval, Interval, Interval] | None:
+    def against_independent(self, line: Line, k: int) -> tuple[Interval, Interval, Interval] | None:
         """(pass@k, majority@k, distinct answers) of groups of k minus those of as many independent samples.
 
-        None where the line is not coupled, or the same decoder did not draw independent samples too.
+        None where the line is not coupled or has no such groups, or the same decoder did not draw independent samples.
         """
-        k, twin = line.arm.coupled, Arm(line.arm.decoder)
+        twin = Arm(line.arm.decoder)
         for other in self.lines:
-            if k > 1 and other.arm == twin:
+            if line.arm.coupled > 1 and k > 1 and line.sampled.has(k) and other.arm == twin:
                 a, b = line.sampled, other.sampled
                 return (
                     paired_difference(a.pass_at(k), b.pass_at(k)),
