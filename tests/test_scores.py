@@ -254,11 +254,20 @@ def test_the_area_between_two_known_frontiers():
     assert area_between(a, a) == 0
 
 
-def test_the_area_of_frontiers_that_share_a_point_or_nothing():
+def test_the_area_of_frontiers_that_share_a_point_or_no_pass_at_1():
     line = torch.tensor([[0.25, 1.0], [0.75, 0.5]])
     assert area_between(torch.tensor([[0.5, 0.5]]), line) == -0.25
     assert area_between(line, torch.tensor([[0.75, 0.25], [1.0, 0.0]])) == 0.25
-    assert area_between(line, torch.tensor([[0.875, 0.25], [1.0, 0.0]])) is None
+    assert area_between(line, torch.tensor([[0.875, 0.25], [1.0, 0.0]])) == 0.25
+    # with a pass@1 of at least 0.75 the line reaches 0.5, though it was to have more where that need not be
+    assert area_between(line, torch.tensor([[0.75, 1.0], [0.875, 0.25]])) == -0.5
+
+
+def test_a_setting_that_is_beaten_tells_how_far_down_a_family_goes():
+    """The best of both in one setting: level to its left, where another of the same family lies."""
+    a, b = torch.tensor([[0.5, 0.75], [0.25, 0.5]]), torch.tensor([[0.5, 0.5], [0.0, 0.25]])
+    assert area_between(a, b) == 0.25
+    assert area_between(torch.tensor([[0.5, 0.75], [0.0, 0.5]]), torch.tensor([[0.25, 1.0], [0.5, 0.5]])) == 0.0
 
 
 @given(QUANTITIES, QUANTITIES)
@@ -268,15 +277,13 @@ def test_the_area_agrees_with_a_sum_over_a_grid(a, b):
         for (x0, y0), (x1, y1) in pairwise(curve):
             if x0 <= x <= x1:
                 return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-        return curve[0][1]
+        return curve[0][1] if x < curve[0][0] else curve[-1][1]
 
     one, other = torch.tensor(a).double(), torch.tensor(b).double()
     curves = frontier(one).tolist(), frontier(other).tolist()
-    low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    high = min(curve[-1][0] for curve in curves)
+    low = min(high, max(min(x for x, _ in family) for family in (a, b)))
     found = area_between(one, other)
-    if low > high:
-        assert found is None
-        return
     middles = [low + (high - low) * (i + 0.5) / 24 for i in range(24)]  # breakpoints are integers, lengths up to 4
     wanted = sum(height(curves[0], x) - height(curves[1], x) for x in middles) / 24
     assert found == pytest.approx(wanted, abs=1e-12)
@@ -298,14 +305,12 @@ def test_the_interval_of_an_area_resamples_points_and_frontiers():
     g = generator()
     a, b = family(g, 60, (0.2, 0.4, 0.6), 0.1), family(g, 60, (0.3, 0.5, 0.7), 0.0)
     found = area_interval(a, b, resamples=500, seed=5)
-    assert found is not None
     points = [torch.tensor([[x.mean, y.mean] for x, y in one]).double() for one in (a, b)]
     assert found.estimate == pytest.approx(area_between(*points), abs=1e-6)
     values = torch.stack([part.values.double() for setting in (*a, *b) for part in setting])
     means = resampled_means(values, 500, seed=5).view(500, 6, 2)
     each = [area_between(one[:3], one[3:]) for one in means]
-    areas = sorted(area for area in each if area is not None)
-    assert len(areas) == 500
+    areas = sorted(each)
     assert any(math.isclose(found.low, area, abs_tol=1e-12) for area in areas[5:15])
     assert any(math.isclose(found.high, area, abs_tol=1e-12) for area in areas[-15:-5])
 
@@ -316,25 +321,12 @@ def test_areas_cover_at_their_nominal_rate():
         g = generator(i)
         a, b = family(g, 100, (0.1, 0.4, 0.7), 0.1), family(g, 100, (0.1, 0.4, 0.7), 0.0)
         found = area_interval(a, b, resamples=500, seed=i)
-        assert found is not None
         covered += found.low <= 0.1 <= found.high
     assert 0.91 <= covered / 200 <= 0.985
 
 
-def test_an_area_that_many_resamples_lose_has_no_ends():
-    def setting(x, y):
-        return PerQuestion(ids(20), x + torch.zeros(20)), PerQuestion(ids(20), y + torch.zeros(20))
-
-    swing = torch.tensor([-0.5, 0.5]).repeat(10)  # in about half of all resamples 0.5 + its mean lies below 0.49
-    found = area_interval([setting(0.25, 1.0), setting(0.5 + swing, 0.75)], [setting(0.49, 0.5), setting(0.75, 0.25)])
-    assert found is not None
-    assert 0.25 < found.estimate < 0.27
-    assert (found.low, found.high) == (-math.inf, math.inf)
-
-
-def test_areas_need_settings_the_same_questions_and_an_overlap():
-    a, b = family(generator(), 20, (0.1, 0.2), 0.0), family(generator(), 20, (0.8, 0.9), 0.0)
-    assert area_interval(a, b, resamples=10) is None
+def test_areas_need_settings_and_the_same_questions():
+    a = family(generator(), 20, (0.1, 0.2), 0.0)
     with pytest.raises(ValueError, match="at least one setting"):
         area_interval(a, [])
     with pytest.raises(ValueError, match="the questions differ"):

@@ -1,11 +1,14 @@
 """Families of settings compared: the frontier of pass@1 and pass@k, and a softmax at a matched temperature.
 
 A family is one decoder at several settings of its own knob, each a point (x, y) = (pass@1, pass@k). Its frontier is
-the piecewise linear curve through the points that no other point of the family equals or beats in both; choosing one
-of two neighbouring settings at random for each question reaches every point between them. With f_a, f_b the frontiers
-and [l, h] the values of x that both cover,
 
-    area(a, b)  =  1/(h − l) · ∫_l^h (f_a(x) − f_b(x)) dx,        f_a(l) − f_b(l) where l = h
+    f(x)  =  the most pass@k that the family reaches with a pass@1 of at least x
+
+the piecewise linear curve through the points that no other point of the family equals or beats in both, level to the
+left of them: choosing one of two neighbouring settings at random for each question reaches every point between them.
+With l the larger of two families' lowest x and h the smaller of their highest,
+
+    area(a, b)  =  1/(h − l) · ∫_l^h (f_a(x) − f_b(x)) dx,        f_a(h) − f_b(h) where l >= h
 
 is the mean height of a above b: how much more pass@k the one family has at equal pass@1.
 """
@@ -35,14 +38,13 @@ def frontier(points: Tensor) -> Tensor:
     return curve[new]
 
 
-def area_between(a: Tensor, b: Tensor) -> float | None:
-    """The mean height of the frontier of a above that of b, both `[points, 2]`; None where they do not overlap.
+def area_between(a: Tensor, b: Tensor) -> float:
+    """The mean height of the frontier of a above that of b, both `[points, 2]`.
 
     >>> area_between(torch.tensor([[0.25, 1.0], [0.75, 0.5]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
     0.25
     """
-    area = _area(_curve(_checked(a)), _curve(_checked(b))).item()
-    return None if math.isnan(area) else area
+    return _area(_checked(a), _checked(b)).item()
 
 
 def area_interval(
@@ -52,13 +54,12 @@ def area_interval(
     level: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval | None:
-    """`area_between` two families on the same questions with its paired bootstrap interval, or None.
+) -> Interval:
+    """`area_between` two families on the same questions with its paired bootstrap interval.
 
     Each resample draws the questions once for all settings of both families, then recomputes every point, both
-    frontiers, the range they share and the area. Resamples whose frontiers do not overlap count as −∞ for the low
-    and as +∞ for the high end. The frontier of noisy points lies a little too high, the more so the more settings
-    there are: give both families about as many.
+    frontiers, the range they share and the area. The frontier of noisy points lies a little too high, the more so the
+    more settings there are: give both families about as many.
 
     >>> ids, one = tuple("abcd"), torch.ones(4)
     >>> def setting(x, y):
@@ -74,12 +75,9 @@ def area_interval(
 
     def areas(means: Tensor) -> Tensor:
         points = means.unflatten(-1, (-1, 2))
-        return _area(_curve(points[..., : len(a), :]), _curve(points[..., len(a) :, :]))
+        return _area(points[..., : len(a), :], points[..., len(a) :, :])
 
-    estimate = areas(values.mean(-1)).item()
-    if math.isnan(estimate):
-        return None
-    return cut(estimate, areas(resampled_means(values, resamples, seed)), count, level)
+    return cut(areas(values.mean(-1)).item(), areas(resampled_means(values, resamples, seed)), count, level)
 
 
 def matched(points: Mapping[float, PerQuestion], effective_temperature: float) -> PerQuestion:
@@ -133,21 +131,20 @@ def _curve(points: Tensor) -> Tensor:
 
 
 def _area(a: Tensor, b: Tensor) -> Tensor:
-    """The mean height of curve a above curve b, `[..., points, 2] -> [...]`, NaN where they do not overlap."""
-    low = torch.maximum(a[..., :1, 0], b[..., :1, 0])
-    high = torch.minimum(a[..., -1:, 0], b[..., -1:, 0])
-    covered = (low <= high).squeeze(-1)
-    # both curves are straight between these, so the trapezoids are exact
-    x = torch.cat([a[..., 0], b[..., 0]], -1).clamp(low, high).sort(-1).values
+    """The mean height of the frontier of a above that of b, `[..., points, 2] -> [...]`."""
+    high = torch.minimum(a[..., 0].amax(-1), b[..., 0].amax(-1)).unsqueeze(-1)
+    low = torch.maximum(a[..., 0].amin(-1), b[..., 0].amin(-1)).unsqueeze(-1).clamp_max(high)
+    a, b = _curve(a), _curve(b)
+    # both are straight between these, so the trapezoids are exact
+    x = torch.cat([low, a[..., 0], b[..., 0], high], -1).clamp(low, high).sort(-1).values
     height = _height(a, x) - _height(b, x)
     area = (x.diff(dim=-1) * (height[..., 1:] + height[..., :-1]) / 2).sum(-1)
     width = (high - low).squeeze(-1)
-    mean = torch.where(width > 0, area / width.clamp_min(1e-300), height[..., 0])
-    return torch.where(covered, mean, torch.nan)
+    return torch.where(width > 0, area / width.clamp_min(1e-300), height[..., 0])
 
 
 def _height(curve: Tensor, x: Tensor) -> Tensor:
-    """The curve at x, `[..., points, 2], [..., m] -> [..., m]`, linear between its points."""
+    """The curve at x, `[..., points, 2], [..., m] -> [..., m]`: linear between its points, level to their left."""
     xs, ys = curve[..., 0].contiguous(), curve[..., 1]
     right = torch.searchsorted(xs, x.contiguous()).clamp_max(xs.shape[-1] - 1)
     left = (right - 1).clamp_min(0)

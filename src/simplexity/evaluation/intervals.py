@@ -116,15 +116,14 @@ def resampled_means(values: Tensor, resamples: int, seed: int) -> Tensor:
 
 
 def cut(estimate: float, drawn: Tensor, questions: int, level: float) -> Interval:
-    """The interval from resampled estimates `[resamples]`; one that is NaN counts as −∞ below and as +∞ above."""
+    """The interval from resampled estimates `[resamples]`."""
     if not 0 < level < 1:
         raise ValueError(f"level = {level}: it must lie between 0 and 1")
     if questions < 2:
         return Interval(estimate, math.nan, math.nan, level)
     tail = _tail(level, questions)
-    # outwards to the next resample: interpolating would turn an infinite end into NaN
-    low = torch.quantile(drawn.where(~drawn.isnan(), -torch.inf), tail, interpolation="lower")
-    high = torch.quantile(drawn.where(~drawn.isnan(), torch.inf), 1 - tail, interpolation="higher")
+    low = torch.quantile(drawn, tail, interpolation="lower")  # outwards to the next resample
+    high = torch.quantile(drawn, 1 - tail, interpolation="higher")
     return Interval(estimate, low.item(), high.item(), level)
 
 

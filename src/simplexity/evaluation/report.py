@@ -186,7 +186,11 @@ def _areas(summary: Summary) -> tuple[str, str, Rows] | None:
     if len(rows) == 1:
         return None
     base = "softmax" if 1 in summary.plan.coupled else "softmax coupled alike"
-    note = f"Mean height of a family's frontier above that of {base}, in points, where both reach; 95%, paired."
+    note = (
+        "The frontier of a family: the most pass@k it reaches with a pass@1 of at least so much, as its knob turns. "
+        f"Here its mean height above that of {base}, in points, over the pass@1 that both have settings for. Paired "
+        "over questions, 95%."
+    )
     return "Frontiers", note, rows
 
 
@@ -298,7 +302,7 @@ def _percent(value: Interval, sign: bool = False) -> str:
 
 def _interval(value: Interval, form: str, scale: int = 1) -> str:
     if not math.isfinite(value.low) or not math.isfinite(value.high):
-        return f"{scale * value.estimate:{form}} (no interval: too few resamples have both)"
+        return f"{scale * value.estimate:{form}} (no interval: one question)"
     ends = f"[{scale * value.low:{form}}, {scale * value.high:{form}}]"
     return f"{scale * value.estimate:{form}} {ends}"
 
