@@ -25,6 +25,8 @@ from simplexity.kernels.gpu_weights import (
     weigh,
 )
 
+PARTED = tl.constexpr(6)  # sweeps that part a bracket evenly: to a 15,000th
+
 
 @triton.jit
 def above_cut(row_at, size, cut, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
@@ -41,19 +43,65 @@ def above_cut(row_at, size, cut, best, slope, MASS: tl.constexpr, TILE: tl.const
 
 
 @triton.jit
+def least_finite(row_at, size, TILE: tl.constexpr, NT: tl.constexpr):
+    """The smallest score of the row that is not −inf."""
+    found = tl.full([TILE], float("inf"), tl.float32)
+    for tile in range(NT):
+        _, x = load_tile(row_at, tile, size, TILE)
+        found = tl.minimum(found, tl.where(x > -float("inf"), x, float("inf")))
+    return tl.min(found)
+
+
+@triton.jit
+def narrowed(
+    row_at, size, low, high, a, b, c, d, wanted, best, slope,
+    MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
+):  # fmt: skip
+    """(low, high): the part of a bracket in which what lies above it stops to reach `wanted`. Four cuts a sweep."""
+    first, second = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
+    third, fourth = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
+    for tile in range(NT):
+        _, x = load_tile(row_at, tile, size, TILE)
+        e = tl.full([TILE], 1.0, tl.float32)
+        if MASS:
+            e = tl.exp2((x - best) * (slope * LOG2E))
+        first += tl.where(x > a, e, 0.0)
+        second += tl.where(x > b, e, 0.0)
+        third += tl.where(x > c, e, 0.0)
+        fourth += tl.where(x > d, e, 0.0)
+    at_a, at_b = tl.sum(first.to(tl.float64)) >= wanted, tl.sum(second.to(tl.float64)) >= wanted
+    at_c, at_d = tl.sum(third.to(tl.float64)) >= wanted, tl.sum(fourth.to(tl.float64)) >= wanted
+    low = tl.where(at_d, d, tl.where(at_c, c, tl.where(at_b, b, tl.where(at_a, a, low))))
+    high = tl.where(at_a, tl.where(at_b, tl.where(at_c, tl.where(at_d, high, d), c), b), a)
+    return low, high
+
+
+@triton.jit
 def sweep_cut(row_at, size, wanted, best, slope, MASS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
-    """(cut, last tied id) of the fewest best entries whose count, or mass, reaches `wanted`; all if none do."""
-    lowest = -float("inf")
-    cut, tie = lowest, tl.full([], 2147483647, tl.int32)
-    if above_cut(row_at, size, lowest, best, slope, MASS, TILE, NT) > wanted:
-        low, high = key(tl.full([], lowest, tl.float32)), key(best)
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            enough = above_cut(row_at, size, unkey(middle), best, slope, MASS, TILE, NT) >= wanted
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-        cut = unkey(high)
-        left = wanted - above_cut(row_at, size, cut, best, slope, MASS, TILE, NT)
+    """(cut, last tied id) of the fewest best entries whose count, or mass, reaches `wanted`; all if none do.
+
+    Five parts a sweep: equal ones first, then, for what these do not tell apart, by the order of the floats.
+    """
+    cut, tie = -float("inf"), tl.full([], 2147483647, tl.int32)
+    if above_cut(row_at, size, -float("inf"), best, slope, MASS, TILE, NT) > wanted:
+        low, high = unkey(key(least_finite(row_at, size, TILE, NT)) - 1), best
+        for _ in range(PARTED):
+            part = (high - low) * 0.2
+            low, high = narrowed(
+                row_at, size, low, high, low + part, low + 2 * part, low + 3 * part, low + 4 * part, wanted, best,
+                slope, MASS, TILE, NT,
+            )  # fmt: skip
+        left, right = key(low), key(high)
+        while right - left > 1:
+            part = tl.maximum((right - left) // 5, 1)
+            a, b = left + part, tl.minimum(left + 2 * part, right)
+            c, d = tl.minimum(left + 3 * part, right), tl.minimum(left + 4 * part, right)
+            low, high = narrowed(
+                row_at, size, low, high, unkey(a), unkey(b), unkey(c), unkey(d), wanted, best, slope, MASS, TILE, NT
+            )
+            left, right = key(low), key(high)
+        cut = high
+        room = wanted - above_cut(row_at, size, cut, best, slope, MASS, TILE, NT)
         before = tl.full([], 0.0, tl.float64)
         tie = tl.full([], -1, tl.int32)
         for tile in range(NT):
@@ -63,7 +111,7 @@ def sweep_cut(row_at, size, wanted, best, slope, MASS: tl.constexpr, TILE: tl.co
             if MASS:
                 worth = tl.where(tied, tl.exp2((x - best) * (slope * LOG2E)), 0.0).to(tl.float64)
             start = before + tl.cumsum(worth, 0) - worth
-            tie = tl.maximum(tie, tl.max(tl.where(tied & (start < left), ids, -1)))
+            tie = tl.maximum(tie, tl.max(tl.where(tied & (start < room), ids, -1)))
             before += tl.sum(worth)
     return cut, tie
 
