@@ -6,6 +6,10 @@
 Every second question from the first (or, with --second-half, from the second), n samples each in groups of k. An arm's
 file is written when it is graded; of all that are there pass@1 and pass@k are printed. Programs of the model are run.
 
+`line` is the temperature of the first token of a line, `hot` that of tokens of more than `above` nats of entropy; the tree
+has its own. Coupled and tree: `order=prob` reads codes over the tokens from the most probable on, `order=alike` with
+tokens of similar output embeddings side by side, instead of by number.
+
 A text's local context is its last m tokens; with fork=1 also which two tokens are the best to come. Quotas: where the
 others of the group have been v times and chose a token c times, a text draws it by max(0, (v+1)·p − strength·c); texts
 that arrive at the same step share evenly spread numbers.
@@ -31,7 +35,7 @@ from simplexity.engines.many_rows import LOOK, ManyRows
 from simplexity.evaluation.plan import RunPlan, seed_of
 from simplexity.evaluation.task import Question, Task
 from simplexity.evaluation.tasks import task as named_task
-from simplexity.models import load_model
+from simplexity.models import LanguageModel, load_model
 from simplexity.siblings import Siblings
 
 
@@ -40,8 +44,9 @@ class Draws:
 
     grouped = False
 
-    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int) -> None:
+    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int, model: LanguageModel) -> None:
         self.options, self.k = options, k
+        self.breaks = line_ends(model, seeds.device) if "line" in options else None
         self.groups = derive_seeds(seeds, n // k).repeat_interleave(k)
         self.own = derive_seeds(seeds, n)
         given = [float(t) for t in options.get("t", "1").split("/")]
@@ -49,7 +54,21 @@ class Draws:
 
     def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
         """The next token of the rows in these slots."""
-        return inverse_cdf(self.q(scores, self.t[slots]), uniform(self.own[slots], step))
+        return inverse_cdf(self.q(scores, self.warmth(scores, slots, written, step)), uniform(self.own[slots], step))
+
+    def warmth(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
+        """The temperature of each row's next token."""
+        t = self.t[slots]
+        if self.breaks is not None:
+            begins = (
+                self.breaks[written[slots, step - 1].clamp_min(0)] if step else torch.ones_like(t, dtype=torch.bool)
+            )
+            t = torch.where(begins, float(self.options["line"]), t)
+        if "hot" in self.options:
+            q = (scores / t.unsqueeze(-1)).softmax(-1)
+            fork = torch.special.entr(q).sum(-1) > float(self.options["above"])
+            t = torch.where(fork, float(self.options["hot"]), t)
+        return t
 
     def q(self, scores: Tensor, t: Tensor) -> Tensor:
         """A softmax, without what is below `minp` of its best token."""
@@ -68,13 +87,23 @@ class Coupled(Draws):
 
     grouped = True
 
-    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int) -> None:
-        super().__init__(options, seeds, n, k)
+    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int, model: LanguageModel) -> None:
+        super().__init__(options, seeds, n, k, model)
         self.codes = Codes.spread(derive_seeds(seeds, n // k), k, seeds.device)
+        self.alike = by_likeness(model) if options.get("order") == "alike" else None
 
     def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
         """As above."""
-        return self.codes.draw(self.q(scores, self.t[slots]))
+        return self.read(self.q(scores, self.warmth(scores, slots, written, step)))
+
+    def read(self, q: Tensor) -> Tensor:
+        """The codes read over q, its tokens in the order that was asked for."""
+        if self.alike is not None:
+            return self.alike[self.codes.draw(q[:, self.alike])]
+        if self.options.get("order") == "prob":
+            q, tokens = q.sort(dim=-1, descending=True, stable=True)
+            return tokens.gather(-1, self.codes.draw(q).unsqueeze(-1)).squeeze(-1)
+        return self.codes.draw(q)
 
     def keep(self, kept: Tensor) -> None:
         """As above."""
@@ -82,19 +111,30 @@ class Coupled(Draws):
 
 
 class Tree(Coupled):
-    """`tree-bok` without its reward: a temperature while texts are the same, another afterwards."""
+    """`tree-bok`: a temperature while texts are the same, another afterwards, and its reward where `beta` is given.
 
-    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int) -> None:
-        super().__init__(options, seeds, n, k)
+    K counts the texts that are the same so far; with count=group all of the group, with count=context those that have
+    the last m tokens in common.
+    """
+
+    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int, model: LanguageModel) -> None:
+        super().__init__(options, seeds, n, k, model)
         self.siblings = Siblings(len(self.own), k, seeds.device)
-        self.decoder = decoder({"decoder": "tree-bok", "beta": 0.0} | {x: float(y) for x, y in options.items()})
+        own = {name: value for name, value in options.items() if name not in ("count", "last", "order")}
+        self.decoder = decoder({"decoder": "tree-bok", "beta": "0"} | own)
 
     def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
         """As above."""
         if step:
             self.siblings.follow(written[slots, step - 1])
         self.codes.respread(self.siblings)
-        return self.decoder.sample(scores, context=Context(siblings=self.siblings.count), codes=self.codes)
+        count = self.siblings.count
+        if self.options.get("count") == "group":
+            count = torch.full_like(count, self.k)
+        if self.options.get("count") == "context":
+            here = context_of(written, slots, step, int(self.options.get("last", "3"))).view(-1, self.k)
+            count = (here.unsqueeze(-1) == here.unsqueeze(-2)).sum(-1).flatten()
+        return self.read(self.decoder.log_distribution(scores, Context(siblings=count))[0].exp_())
 
     def keep(self, kept: Tensor) -> None:
         """As above."""
@@ -110,14 +150,14 @@ class Quotas(Draws):
 
     grouped = True
 
-    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int) -> None:
-        super().__init__(options, seeds, n, k)
+    def __init__(self, options: dict[str, str], seeds: Tensor, n: int, k: int, model: LanguageModel) -> None:
+        super().__init__(options, seeds, n, k, model)
         self.m = int(options.get("m", "6"))
         self.contexts = torch.zeros(len(self.own), 0, dtype=torch.int64, device=seeds.device)
 
     def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
         """As above."""
-        here = self._context(written, slots, step)
+        here = context_of(written, slots, step, self.m)
         if "fork" in self.options:
             here = derived_seed(here, _best_two(scores))
         column = torch.zeros_like(self.own)
@@ -128,7 +168,7 @@ class Quotas(Draws):
         hit = (same & (tokens >= 0) & others[None, :, :, None]).reshape(len(slots), -1)
         tokens = tokens.expand(-1, self.k, -1, -1).reshape(len(slots), -1)
         self.contexts = torch.cat([self.contexts, column.unsqueeze(-1)], -1)
-        visits, t = hit.sum(-1), self.t[slots]
+        visits, t = hit.sum(-1), self.warmth(scores, slots, written, step)
         if "first" in self.options:
             t = torch.where(visits == 0, float(self.options["first"]), t)
         strength = float(self.options.get("strength", "1"))
@@ -142,12 +182,29 @@ class Quotas(Draws):
         shared = uniform(derived_seed(self.groups[slots], here), step)
         return inverse_cdf(q, (shared + rank.flatten().double()) % 1.0)
 
-    def _context(self, written: Tensor, slots: Tensor, step: int) -> Tensor:
-        """A number for the last m tokens of each row."""
-        found = torch.zeros_like(slots)
-        for place in range(step - self.m, step):
-            found = derived_seed(found, written[slots, place] if place >= 0 else torch.full_like(slots, -1))
-        return found
+
+def context_of(written: Tensor, slots: Tensor, step: int, m: int) -> Tensor:
+    """A number for the last m tokens of each row."""
+    found = torch.zeros_like(slots)
+    for place in range(step - m, step):
+        found = derived_seed(found, written[slots, place] if place >= 0 else torch.full_like(slots, -1))
+    return found
+
+
+def line_ends(model: LanguageModel, device: torch.device) -> Tensor:
+    """Which tokens end a line, `[V]`."""
+    size = model.model.get_output_embeddings().weight.shape[0]
+    texts = model.tokenizer.batch_decode([[i] for i in range(min(size, len(model.tokenizer)))])
+    found = torch.tensor([text.rstrip(" \t").endswith("\n") for text in texts], device=device)
+    return torch.cat([found, found.new_zeros(size - len(found))])
+
+
+def by_likeness(model: LanguageModel) -> Tensor:
+    """The tokens by the first principal component of their output embeddings, `[V]`."""
+    table = model.model.get_output_embeddings().weight.float()
+    centred = table - table.mean(0)
+    direction = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
+    return (centred @ direction).argsort(stable=True)
 
 
 def _best_two(scores: Tensor) -> Tensor:
@@ -248,7 +305,7 @@ def main() -> None:
         for arm in given.arms:
             way, *options = arm.split()
             start = time.perf_counter()
-            draws = WAYS[way](dict(option.split("=") for option in options), seeds, given.n, given.k)
+            draws = WAYS[way](dict(option.split("=") for option in options), seeds, given.n, given.k, model)
             tokens, lengths = write(many, draws, prompts, given.n, given.max_tokens, model.ends)
             texts = [model.text(ids[:length]) for ids, length in zip(tokens, lengths, strict=True)]
             print(f"{arm}: {sum(lengths)} tokens in {time.perf_counter() - start:.1f} s", flush=True)
