@@ -6,7 +6,7 @@
 Every second question from the first (or, with --second-half, from the second), n samples each in groups of k. An arm's
 file is written when it is graded; of all that are there pass@1 and pass@k are printed. Programs of the model are run.
 
-`line` is the temperature of the first token of a line, `hot` that of tokens of more than `above` nats of entropy; the tree
+`line` is the temperature of the first token of a line, `hot` that of tokens whose entropy exceeds `above`; the tree
 has its own. Coupled and tree: `order=prob` reads codes over the tokens from the most probable on, `order=alike` with
 tokens of similar output embeddings side by side, instead of by number.
 
