@@ -323,6 +323,30 @@ def test_entmax_with_alpha_one_in_some_rows():
     check("entmax", rows("plain", 3, 8), entmax, alpha=[1.0, 1.5, 2.0], lam=[1.0, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_entmax_is_certified_with_alpha_one_in_some_rows(dtype):
+    d, s = decoder({"decoder": "entmax", "alpha": [1.0, 1.0, 1.000001, 1.5]}), rows("plain", 4, 40).to(dtype)
+    assert d.certify(s).gap.max() < (1e-9 if dtype == DTYPE else 1e-4)
+    q, status = d.distribution(s, validate=False)
+    assert (status == 0).all()
+    torch.testing.assert_close(q, d.distribution(s))
+
+
+def test_the_slope_of_tsallis_is_finite_at_zero_and_loses_no_digits_near_alpha_one():
+    torch.testing.assert_close(Tsallis(1.5).grad(torch.tensor([0.0, 1.0])), torch.tensor([-4 / 3, 2 / 3]))
+    slope = Tsallis(1 + 1e-10).grad(torch.tensor([0.25], dtype=DTYPE))
+    torch.testing.assert_close(slope, torch.tensor([1 + log(0.25)], dtype=DTYPE), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [2.5, 4.0, 10.0, 50.0])
+def test_entmax_is_certified_where_the_slope_is_flat_at_zero(alpha):
+    # there q is a root of what is left of η's last digits
+    s = torch.cat([rows("plain", 50, 5) / 4, torch.tensor([[0.0, -0.333333, -inf, -inf, -inf]], dtype=DTYPE)])
+    d = decoder(f"entmax:alpha={alpha}")
+    assert d.certify(s).holds(1e-12).all()
+    assert certify(d.problem(s), d.distribution(s, validate=False)[0]).holds(1e-12).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 5, 40])
 def test_kl_to_the_model_itself(kind, size):

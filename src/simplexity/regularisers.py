@@ -283,7 +283,8 @@ class Tsallis(Regulariser):
         return ((q.pow(self.alpha) - q) / (self.alpha * (self.alpha - 1.0))).sum(-1)
 
     def grad(self, q: Tensor) -> Tensor:
-        return (q.pow(self.alpha - 1.0) - 1.0 / self.alpha) / (self.alpha - 1.0)
+        # (q^(α−1) − 1/α)/(α−1), written so that α near 1 loses no digits; at q = 0 it is −1/(α(α−1))
+        return torch.expm1((self.alpha - 1.0) * q.log()) / (self.alpha - 1.0) + 1.0 / self.alpha
 
     def inverse_grad(self, x: Tensor) -> Tensor:
         # ((α−1)x + 1/α)_+^{1/(α−1)}, written so that α near 1 loses no digits

@@ -26,4 +26,4 @@ class Entmax(Decoder, name="entmax"):
         if not isinstance(self.alpha, Tensor):
             return Problem(scores, NegEntropy() if self.alpha == 1 else Tsallis(self.alpha), lam=self.lam)
         # a row with alpha = 1 in a mixed batch: closer to softmax than the arithmetic can tell
-        return Problem(scores, Tsallis(self.alpha.clamp_min(1 + 1e-9).to(torch.float64)), lam=self.lam)
+        return Problem(scores, Tsallis(self.alpha.to(torch.float64).clamp_min(1 + 1e-12)), lam=self.lam)

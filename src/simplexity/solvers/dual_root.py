@@ -70,8 +70,13 @@ def dual_root(problem: Problem, reads: bool) -> Tensor:
     low = (x - lam * omega.grad(torch.ones_like(x))).amax(-1, keepdim=True)
     high = (x - lam * omega.grad((1.0 / count).expand_as(x))).amax(-1, keepdim=True)
     eta = find_root(lambda eta: total(at(eta)).log().to(x.dtype), low, torch.maximum(low, high), reads)
-    q = at(eta)
-    return q * total(q).reciprocal().to(q.dtype)
+    # Where φ' is flat, q jumps within the last digits of η, and to scale it would move the tokens that do not. Every q
+    # between those on either side of the bracket that is left is optimal up to rounding, and one of them weighs 1.
+    width = 8 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+    more, less = at(eta - width).clamp_max_(1.0), at(eta + width)
+    above, below = total(more), total(less)
+    share = torch.where(above > below, (1.0 - below) / (above - below), 0.0).clamp_(0.0, 1.0)
+    return normalise_(torch.lerp(less, more, share.to(less.dtype)))
 
 
 def entmax(z: Tensor, alpha: float) -> Tensor | Inside:
