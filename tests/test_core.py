@@ -1,11 +1,14 @@
 """Supports, contexts, per-row parameters, users' own regularisers, and the shape of the package."""
 
 import ast
+import json
 import pkgutil
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,12 +56,43 @@ def test_parameters_per_row_are_those_of_each_row():
                 torch.testing.assert_close(together[i], alone.distribution(s[i]), atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("weights", ["rank", "top-m", "probs"])
+@pytest.mark.parametrize("solver", ["mirror", "exact"])
+def test_m_may_be_one_per_row(weights, solver):
+    s, values = 3 * torch.randn(3, 90), {"decoder": "bok", "weights": weights, "solver": solver, "beta": 3.0}
+    d, each = decoder({**values, "m": [1, 2, 8]}), [decoder({**values, "m": m}) for m in (1, 2, 8)]
+    q = torch.stack([alone.distribution(row) for alone, row in zip(each, s, strict=True)])
+    torch.testing.assert_close(d.distribution(s), q, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(d.distribution(s, validate=False)[0], q, atol=1e-6, rtol=1e-5)
+    drawn = [alone.sample(row, seeds=seed) for alone, row, seed in zip(each, s, (4, 5, 6), strict=True)]
+    assert d.sample(s, seeds=[4, 5, 6]).tolist() == [int(token) for token in drawn]
+
+
 def test_a_parameter_may_stand_in_a_column():
     s = torch.randn(2, 3, 5)
     rows = torch.rand(2, 3) + 0.5
     flat = decoder({"decoder": "softmax", "temperature": rows}).distribution(s)
     torch.testing.assert_close(decoder({"decoder": "softmax", "temperature": rows.unsqueeze(-1)}).distribution(s), flat)
     assert "tensor" in str(decoder({"decoder": "softmax", "temperature": rows}))
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), Fraction(1, 2), torch.tensor(0.5)])
+def test_numbers_of_any_kind_become_plain_ones(number):
+    for d in (decoder({"decoder": "top-p", "p": number}), decoder({"decoder": "top-k", "k": 6 * number})):
+        assert decoder(json.loads(json.dumps(d.to_json()))) == d == decoder(str(d))
+    assert json.dumps(decoder({"decoder": "top-k", "k": np.int64(3)}).to_json())
+    assert json.dumps(decoder({"decoder": "bounded", "groups": [[0]], "lower": [np.float32(0.5)]}).to_json())
+
+
+def test_decoders_with_tensors_can_be_compared():
+    one, same, other = (decoder({"decoder": "top-p", "p": p}) for p in ([0.1, 0.2], [0.1, 0.2], [0.1, 0.3]))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != decoder("top-p:p=0.1")
+    assert decoder("top-p") != decoder("top-k")
+    assert decoder(one.to_json()) == one
+    assert len({one, same, other, decoder("top-p"), decoder("top-p")}) == 3
 
 
 def test_k_above_the_vocabulary_keeps_everything():

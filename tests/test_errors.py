@@ -1,5 +1,7 @@
 """Bad input gets a clear error that names the row or the parameter, and nothing is silently clamped."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -60,7 +62,12 @@ def test_rows_of_a_batch_of_batches_are_named_in_full():
         ("softmax:temperature=0", "softmax: temperature must be a number above 0, got 0.*use greedy"),
         ("softmax:temperature=-1", "softmax: temperature must be"),
         ("softmax:temperature=inf", "softmax: temperature must be"),
-        ("softmax:temperature=1e-50", "softmax: temperature must be"),
+        ("softmax:temperature=1e-50", "softmax: temperature must be a number above 0, from 1e-30 to 1e30 in size, got"),
+        ("bok:lam=1e-40", "bok: lam must be a number >= 0, 0 or from 1e-30 to 1e30 in size, got 1e-40"),
+        ("top-k:k=inf", "top-k: k must be a whole number >= 1, .* got inf"),
+        ("bok:k=inf", "bok: k must be"),
+        ("bok:m=inf", "bok: m must be"),
+        ("bok:steps=inf", "bok: steps must be a whole number >= 0 for all rows"),
         ("sparsemax:lam=-1", "sparsemax: lam must be a number >= 0, got -1"),
         ("entmax:alpha=0.5", "entmax: alpha must be a number >= 1, got 0.5"),
         ("bok:k=0", "bok: k must be"),
@@ -97,6 +104,8 @@ def test_other_specs():
         decoder({"name": "top-p"})
     with pytest.raises(ValueError, match="must be a whole number"):
         decoder({"decoder": "top-k", "k": True})
+    with pytest.raises(ValueError, match=r"softmax: unknown parameter 1\. There is: temperature"):
+        decoder({"decoder": "softmax", 1: 2})  # pyright: ignore
     with pytest.raises(ValueError, match="function and cannot be written"):
         decoder({"decoder": "bok", "weights": torch.sigmoid}).to_json()
 
@@ -119,10 +128,30 @@ def test_parameters_per_row():
         ValueError, match="softmax: temperature must be a number above 0, got a tensor with values from 0"
     ):
         decoder({"decoder": "softmax", "temperature": torch.tensor([1.0, 0.0])})
-    with pytest.raises(ValueError, match="lam must be >= 0 in every row, but not in row 1"):
-        solve(Problem(torch.zeros(2, 3), NegEntropy(), lam=torch.tensor([1.0, -1.0])))
+    for wrong in (-1.0, INF, NAN, 1e31):
+        with pytest.raises(ValueError, match="lam must be 0 or a number from 1e-30 to 1e30, but not in row 1"):
+            solve(Problem(torch.zeros(2, 3), NegEntropy(), lam=torch.tensor([1.0, wrong])))
     with pytest.raises(ValueError, match="lam must be 0 or a number from"):
         Problem(torch.zeros(2, 3), NegEntropy(), lam=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "lam", "complaint"),
+    [
+        ([30.0, 1.0], 0.1, "step·lam must be below 2, got 3"),
+        (1.0, [0.1, 2.0], "step·lam must be below 2, got 2"),
+        ([15.0, 1.0], [[0.5], [0.1]], "step·lam must be below 2, got 7.5"),
+        ([15.0, 1.0], [[0.1], [0.5]], None),
+        ([15.0, 1.0], [0.1, 0.5, 1.0], "step and lam are for different rows"),
+    ],
+)
+def test_a_step_that_diverges_in_some_row(step, lam, complaint):
+    values = {"decoder": "bok", "step": step, "lam": lam}
+    if complaint is None:
+        assert torch.isfinite(decoder(values).distribution(torch.randn(2, 4))).all()
+        return
+    with pytest.raises(ValueError, match=complaint):
+        decoder(values)
 
 
 def test_supports():
@@ -205,9 +234,21 @@ def test_draws_and_contexts():
 
 
 def test_tensors_obey_the_rules_of_numbers():
-    for values in ({"decoder": "top-k", "k": [1.5, 2.0]}, {"decoder": "softmax", "temperature": [1.0, INF]}):
-        with pytest.raises(ValueError, match="must be"):
-            decoder(values)
+    for name, values in (
+        ("top-k", {"k": [1.5, 2.0]}),
+        ("top-k", {"k": [True, False]}),
+        ("softmax", {"temperature": [1.0, INF]}),
+        ("kl", {"temperature": [1e-50, 1.0]}),
+        ("bok", {"temperature": [1e-50, 1.0]}),
+        ("bok", {"beta": [1e39, 1.0]}),
+        ("bok", {"lam": [1e39, 1.0]}),
+        ("bok", {"steps": [1, 2]}),
+        ("top-p", {"p": ["a"]}),
+        ("top-p", {"p": [[0.1], [0.2, 0.3]]}),
+        ("top-p", {"p": [None]}),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: {next(iter(values))} must be"):
+            decoder({"decoder": name, **values})
     for ids in (torch.tensor([True, False]), torch.tensor([1.0]), {1, 2}):
         with pytest.raises(ValueError, match="Allowed: ids must be"):
             sx.Allowed(ids)  # pyright: ignore
@@ -235,9 +276,11 @@ def test_a_bad_reference_or_lam_has_a_status():
         q, status = decoder("kl").distribution(torch.zeros(2, 4), Context(other=other), validate=False)
         assert status.tolist() == [0, Status.NAN]
         assert (q[1] == 0).all()
-    q, status = solve(Problem(torch.zeros(2, 4), NegEntropy(), lam=torch.tensor([1.0, -1.0])), validate=False)
-    assert status.tolist() == [0, Status.PARAMETER]
-    assert (q[1] == 0).all()
+    for lam, omega in itertools.product((-1.0, INF, NAN), (NegEntropy(), HalfSquare(), sx.Tsallis(1.5))):
+        q, status = solve(Problem(torch.zeros(2, 4), omega, lam=torch.tensor([1.0, lam])), validate=False)
+        assert status.tolist() == [0, Status.PARAMETER]
+        assert (q[1] == 0).all()
+        assert q[0].tolist() == [0.25] * 4
 
 
 def test_an_omega_that_is_not_convex_does_not_pass_for_solved():

@@ -46,10 +46,10 @@ class AnchorCoverage(Coverage):
 
     anchor: Anchor
     rule: str
-    m: int
+    m: int | Tensor
 
     def __init__(
-        self, k: int | Tensor, anchor: Anchor, weigh: Callable[[Anchor], float | Tensor], rule: str, m: int = 0
+        self, k: int | Tensor, anchor: Anchor, weigh: Callable[[Anchor], float | Tensor], rule: str, m: int | Tensor = 0
     ) -> None:
         for name, value in {"k": k, "anchor": anchor, "_weigh": weigh, "rule": rule, "m": m}.items():
             object.__setattr__(self, name, value)

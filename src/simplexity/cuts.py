@@ -34,7 +34,7 @@ class Cut(Support):
             value = getattr(self, name)
             if isinstance(value, Tensor) == tensors and not rule.accepts(value):
                 got = " in every row" if tensors else f", got {value!r}"
-                raise ValueError(f"{type(self).__name__}: {name} must be {rule.allowed}{got}")
+                raise ValueError(f"{type(self).__name__}: {name} must be {rule.expected(value)}{got}")
 
 
 TEMPERATURE = Rule(above=0)

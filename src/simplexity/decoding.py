@@ -20,7 +20,7 @@ from simplexity.context import Context
 from simplexity.coupling import Codes
 from simplexity.draw import ByNumber, Pick, Seeds, as_seeds, check_draw, mode, uniforms
 from simplexity.kernels import OnGPU, Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
-from simplexity.parameters import Rule, rule_of
+from simplexity.parameters import Rule, plain, rule_of
 from simplexity.penalties import penalise
 from simplexity.problem import Problem, Status, raise_for, status_of
 from simplexity.rows import all_finite, as_working, block_maxima, per_row
@@ -91,6 +91,9 @@ class Decoder(ABC):
 
     def __init_subclass__(cls, name: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
+        for own in ("__eq__", "__hash__"):  # a dataclass would write its own, which cannot compare tensors
+            if own not in cls.__dict__:
+                setattr(cls, own, getattr(Decoder, own))
         if name:
             taken = REGISTRY.get(name)
             if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -100,13 +103,22 @@ class Decoder(ABC):
 
     def __post_init__(self) -> None:
         for f in self.parameters():
-            value, rule = getattr(self, f.name), rule_of(f)
+            value, rule = plain(getattr(self, f.name)), rule_of(f)
             if not rule.accepts(value):
-                raise ValueError(f"{self.name}: {f.name} must be {rule.allowed}, got {_show(value)}{rule.hint}")
-            if rule.whole and isinstance(value, float):
-                object.__setattr__(self, f.name, int(value))
+                raise ValueError(f"{self.name}: {f.name} must be {rule.expected(value)}, got {_show(value)}{rule.hint}")
+            object.__setattr__(self, f.name, int(value) if rule.whole and isinstance(value, float) else value)
         self._check_target()
         self.check()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
+    def __hash__(self) -> int:
+        # tensors of the same values have the same shape, and that is not read from a GPU
+        values = (getattr(self, f.name) for f in fields(self))
+        return hash((type(self), *(value.shape if isinstance(value, Tensor) else value for value in values)))
 
     def _check_target(self) -> None:
         targets = [name for name in ("entropy", "effective_temperature") if getattr(self, name) is not None]
@@ -374,7 +386,13 @@ def _blank(tokens: Tensor, status: Tensor | None) -> Tensor:
     return tokens if status is None else tokens.masked_fill(status != 0, -1)
 
 
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
+
+
 def _show(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor with values from {value.min().item():g} to {value.max().item():g}"
+    if isinstance(value, Tensor) and value.numel():
+        return f"a tensor with values from {value.double().min():g} to {value.double().max():g}"
     return str(value) if isinstance(value, (int, float)) else repr(value)

@@ -1,21 +1,24 @@
 """A decoder's parameters: what each may be, checked once where a decoder is made."""
 
 from dataclasses import Field, dataclass, field
+from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from simplexity.rows import in_range, is_number
+from simplexity.rows import in_range, is_number, is_whole
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a parameter may be. Numbers may also be tensors, one value per row."""
+    """What a parameter may be. Numbers may also be tensors, one value per row, unless they are `shared`."""
 
     above: float | None = None
     at_least: float | None = None
     at_most: float | None = None
     whole: bool = False
+    shared: bool = False  # one number for all rows
     flag: bool = False
     choices: tuple[str, ...] = ()
     function: bool = False  # besides the choices, a callable
@@ -37,13 +40,20 @@ class Rule:
             return f"one of {', '.join(self.choices)}" + (" or a callable" if self.function else "")
         if self.listed and self.at_least is None:
             return "a list, from Python or JSON"
-        kind = "a whole number" if self.whole else "a number"
+        kind, rows = "a whole number" if self.whole else "a number", " for all rows" if self.shared else ""
         if self.at_most is not None:
             low = f"({self.above:g}" if self.above is not None else f"[{self.at_least:g}"
-            return f"in {low}, {self.at_most:g}]"
+            return f"in {low}, {self.at_most:g}]{rows}"
         if self.above is not None:
-            return f"{kind} above {self.above:g}"
-        return f"{kind} >= {self.at_least:g}" if self.at_least is not None else kind
+            return f"{kind} above {self.above:g}{rows}"
+        return (f"{kind} >= {self.at_least:g}" if self.at_least is not None else kind) + rows
+
+    def expected(self, value: Any) -> str:
+        """What is allowed, said to someone who gave this value: what is only of a wrong size is told the sizes."""
+        number = is_number(value) or (isinstance(value, Tensor) and value.dtype != torch.bool)
+        if not number or bool(torch.as_tensor(in_range(value)).all()):
+            return self.allowed
+        return f"{self.allowed}, {'0 or ' * self.accepts(0)}from 1e-30 to 1e30 in size"
 
     def accepts(self, value: Any) -> bool:
         """Whether a value is allowed; for a tensor, whether all of its entries are."""
@@ -58,7 +68,9 @@ class Rule:
         if isinstance(value, (list, tuple)):
             return self.listed
         if isinstance(value, Tensor):
-            fits = value.isfinite()
+            if value.dtype == torch.bool or self.shared:
+                return False
+            fits = in_range(value)
             if self.whole:
                 fits = fits & (value == value.round())
             for bound, test in (
@@ -68,7 +80,7 @@ class Rule:
             ):
                 fits = fits & test(bound) if bound is not None else fits
             return bool(fits.all())
-        if not is_number(value) or not in_range(value) or (self.whole and value != int(value)):
+        if not (is_whole if self.whole else is_number)(value) or not in_range(value):
             return False
         return (
             (self.above is None or value > self.above)
@@ -88,7 +100,17 @@ class Rule:
             number = float(text)
         except ValueError:
             return text
-        return int(number) if self.whole and number == number and number == int(number) else number
+        return int(number) if self.whole and number.is_integer() else number
+
+
+def plain(value: Any) -> Any:
+    """A number of any kind as one of Python's own, which JSON can hold; a tensor without dimensions is one."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value))
+    value = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+    if type(value) in (int, float) or not is_number(value) or not in_range(value):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def parameter(default: Any, doc: str, **rule: Any) -> Any:

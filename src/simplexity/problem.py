@@ -112,7 +112,8 @@ class Problem:
             best = scores.masked_fill(~self.support.mask(scores), -torch.inf).amax(-1, keepdim=True)
         status = status_of(self.scores, best)
         if isinstance(self.lam, Tensor):
-            status = torch.where(self.lam.squeeze(-1) >= 0, status, Status.PARAMETER).to(torch.int8)
+            sound = ((self.lam >= 0) & (self.lam < torch.inf)).squeeze(-1)
+            status = torch.where(sound, status, Status.PARAMETER).to(torch.int8)
         for bad, _ in self.unmet():
             status = torch.where(bad & (status == 0), Status.INFEASIBLE, status).to(torch.int8)
         return status
@@ -136,8 +137,8 @@ class Problem:
 
     def check_parameters(self) -> None:
         """Raise a ValueError where λ, the regulariser or the support do not fit the scores."""
-        if isinstance(self.lam, Tensor) and not bool((self.lam >= 0).all()):
-            raise ValueError(f"lam must be >= 0 in every row, but not in {first_rows(~(self.lam >= 0).squeeze(-1))}")
+        if isinstance(self.lam, Tensor) and bool((bad := ~(in_range(self.lam) & (self.lam >= 0))).any()):
+            raise ValueError(f"lam must be 0 or a number from 1e-30 to 1e30, but not in {first_rows(bad.squeeze(-1))}")
         self.support.check(self.scores)
         for constraint in self.constraints:
             constraint.check(self.scores)

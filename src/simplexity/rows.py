@@ -2,8 +2,8 @@
 
 import math
 from functools import cache
-from numbers import Real
-from typing import TypeGuard
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -226,9 +226,12 @@ def first_rows(bad: Tensor, limit: int = 5) -> str:
     return f"row {names[0]}" if len(found) == 1 else f"rows {', '.join(names)}{more}"
 
 
-def in_range(value: float) -> bool:
-    """Zero, or of a size that float32 can divide by and be divided by."""
-    return value == 0 or 1e-30 <= abs(value) <= 1e30
+def in_range(value: Any) -> Any:
+    """Whether a number, or each entry of a tensor, is zero or of a size that float32 can divide by and be divided by."""
+    size = abs(value)
+    if isinstance(value, Tensor):
+        return (size == 0) | ((size >= 1e-30) & (size <= 1e30))
+    return size == 0 or 1e-30 <= size <= 1e30
 
 
 def all_finite(x: Tensor) -> bool:
@@ -243,3 +246,8 @@ def is_number(value: object) -> TypeGuard[float]:
     if type(value) is float or type(value) is int:  # what nearly everyone gives; asking an ABC takes ten times as long
         return value == value
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """A plain number without a fraction, be it written 3 or 3.0."""
+    return is_number(value) and (isinstance(value, Integral) or float(value).is_integer())

@@ -46,10 +46,10 @@ def build(kind: type[Decoder], values: dict[str, Any]) -> Decoder:
     return kind(**{n: rules[n].read(v) if isinstance(v := values[k], str) else v for n, k in given.items()})
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: Any, known: Iterable[str]) -> str:
     """What was probably meant, and what exists."""
     names = list(known)
-    close = difflib.get_close_matches(word.lower(), names, 1, 0.5)
+    close = difflib.get_close_matches(str(word).lower(), names, 1, 0.5)
     meant = f", did you mean {close[0]!r}?" if close else "."
     return f"{meant} There is: {', '.join(names) or 'none'}"
 

@@ -6,6 +6,7 @@ The entropy of q grows with the temperature for every decoder here that looks at
 
 from __future__ import annotations
 
+from math import log
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,8 @@ from simplexity.solvers import find_solution
 
 if TYPE_CHECKING:
     from simplexity.decoding import Decoder
+
+EXTREMES = log(1e-29), log(1e29)
 
 
 def solve_temperature(
@@ -42,13 +45,13 @@ def solve_temperature(
         solution = find_solution(problem, tried.method(problem), validate)
         return target - measures.entropy(solution.q).unsqueeze(-1)
 
-    # below `coldest` all mass is on the maxima, above `hottest` the row is flat to rounding
+    # below `coldest` all mass is on the maxima, above `hottest` the row is flat to rounding; a problem takes both as λ
     finite = x > -torch.inf
     spread = (-x.masked_fill(~finite, 0.0).amin(-1, keepdim=True)).double()
     step = (-x.masked_fill(~finite | (x == 0), -torch.inf).amax(-1, keepdim=True)).double()
     coldest = torch.where(step.isfinite() & (step > 0), step / 60.0, 1.0).log()
     hottest = torch.where(spread > 0, spread * 1e6, 1.0).log()
-    hottest = torch.maximum(hottest, coldest + 1.0)
+    coldest, hottest = coldest.clamp(*EXTREMES), torch.maximum(hottest, coldest + 1.0).clamp(*EXTREMES)
     slack = 1e-9 if x.dtype == torch.float64 else 1e-4
     reachable = (missing(coldest) > -slack) & (missing(hottest) < slack)
     reads = validate and x.device.type == "cpu"

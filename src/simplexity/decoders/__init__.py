@@ -46,7 +46,12 @@ def decoder(spec: "str | dict[str, Any] | Decoder") -> Decoder:
     return specs.build(known[name], values)
 
 
-def _column(values: "list[Any]") -> torch.Tensor:
-    """One value per row; numbers with a point in float64, so that none is rounded on the way."""
-    column = torch.tensor(values)
+def _column(values: "list[Any]") -> Any:
+    """One value per row; numbers with a point in float64, so that none is rounded on the way. What holds no numbers
+    stays as it is, for the parameter's rule to refuse.
+    """
+    try:
+        column = torch.tensor(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        return values
     return torch.tensor(values, dtype=torch.float64) if column.is_floating_point() else column

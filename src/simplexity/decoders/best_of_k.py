@@ -52,17 +52,27 @@ class BestOfK(Decoder, name="bok"):
     beta: float | Tensor = parameter(0.01, "reward for coverage", at_least=0)
     lam: float | Tensor = parameter(0.1, "strength of the anchor and of the reward", at_least=0)
     temperature: float | Tensor = temperature()
-    steps: int = parameter(5, "steps of mirror ascent", at_least=0, whole=True)
+    steps: int = parameter(5, "steps of mirror ascent", at_least=0, whole=True, shared=True)
     step: float | Tensor | None = parameter(None, "step size; 1, or the largest safe one if smaller", above=0)
     weights: str | Weights = weights_parameter()
-    m: int = m_parameter()
+    m: int | Tensor = m_parameter()
     scores: str = parameter("logits", "s: the logits, log p, or nothing", choices=("logits", "logprobs", "none"))
     solver: str = parameter("mirror", "mirror: J steps; exact: the optimum", choices=("mirror", "exact"))
 
     def check(self) -> None:
-        if is_number(self.step) and is_number(self.lam) and self.step * self.lam >= 2:
-            product = self.step * self.lam
-            raise ValueError(f"bok: step·lam must be below 2, got {product:g}: mirror ascent diverges there")
+        if self.step is None:
+            return
+        step, lam = (torch.as_tensor(each, dtype=torch.float64).cpu() for each in (self.step, self.lam))
+        if abs(step.ndim - lam.ndim) == 1:  # [...] beside [..., 1]: one value per row either way
+            step, lam = (each if each.ndim < max(step.ndim, lam.ndim) else each.squeeze(-1) for each in (step, lam))
+        try:
+            product = step * lam
+        except RuntimeError:
+            raise ValueError(
+                f"bok: step and lam are for different rows, shapes {list(step.shape)} and {list(lam.shape)}"
+            ) from None
+        if bool((product >= 2).any()):
+            raise ValueError(f"bok: step·lam must be below 2, got {product.max():g}: mirror ascent diverges there")
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         anchor = Anchor(scores, self.temperature)
@@ -90,13 +100,13 @@ class BestOfK(Decoder, name="bok"):
         return bool(self.lam * (1 + self.beta * most * curvature(self.k)) <= 1)
 
 
-def coverage(k: int | Tensor, weights: str | Weights, m: int, anchor: Anchor) -> AnchorCoverage:
+def coverage(k: int | Tensor, weights: str | Weights, m: int | Tensor, anchor: Anchor) -> AnchorCoverage:
     """−Σ_v w_v (1 − (1 − q_v)^k) with weights made from the anchor."""
     rule = "own" if callable(weights) else weights
     return AnchorCoverage(k, anchor, lambda anchor: token_weights(weights, m, anchor), rule, m)
 
 
-def token_weights(weights: str | Weights, m: int, anchor: Anchor) -> float | Tensor:
+def token_weights(weights: str | Weights, m: int | Tensor, anchor: Anchor) -> float | Tensor:
     """w `[..., V]`. A rank weight is 2^(−rank/m), rank 0 the best token, and zero from 32·m ranks on.
 
     At the frontier w = gap·exp(−gap/τ), gap = max s − s: nothing for the best token, most for those τ below it.
@@ -113,7 +123,10 @@ def token_weights(weights: str | Weights, m: int, anchor: Anchor) -> float | Ten
     if weights == "frontier":
         gap = scores.amax(-1, keepdim=True) - scores
         return torch.where(gap < torch.inf, gap * torch.exp(-gap / anchor.temperature), 0.0)
-    best = scores.topk(min(RANK_DEPTH * m, scores.shape[-1])).indices.sort(-1).values
+    # an m for each row is not looked at, and all tokens are ranked
+    depth = scores.shape[-1] if isinstance(m, Tensor) else min(RANK_DEPTH * m, scores.shape[-1])
+    best = scores.topk(depth).indices.sort(-1).values
     order = scores.gather(-1, best).argsort(dim=-1, descending=True, stable=True)
-    fading = torch.exp2(-torch.arange(best.shape[-1], device=scores.device, dtype=scores.dtype) / m)
+    ranks = torch.arange(best.shape[-1], device=scores.device, dtype=scores.dtype) / m
+    fading = torch.exp2(-ranks).masked_fill(ranks >= RANK_DEPTH, 0.0)
     return torch.zeros_like(scores).scatter(-1, best.gather(-1, order), fading.expand(best.shape))

@@ -38,7 +38,7 @@ class TreeBestOfK(Decoder, name="tree-bok"):
     alone: float | Tensor = parameter(1.0, "temperature where K = 1", above=0)
     together: float | Tensor | None = parameter(None, "temperature where K > 1; absent: as alone", above=0)
     weights: str | Weights = weights_parameter()
-    m: int = m_parameter()
+    m: int | Tensor = m_parameter()
 
     def problem(self, scores: Tensor, context: Context | None = None) -> Problem:
         k: int | Tensor = 1

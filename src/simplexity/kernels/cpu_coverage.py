@@ -119,15 +119,17 @@ def _task(problem: Problem, peaks: Tensor) -> Task | None:
     (c, kl), (beta, cover) = problem.regulariser.terms  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(kl, AnchorKL)
     assert isinstance(cover, AnchorCoverage)
-    lam, tau, k = problem.lam, kl.anchor.temperature, cover.k
-    if isinstance(lam, Tensor) or isinstance(tau, Tensor) or isinstance(beta, Tensor) or isinstance(k, Tensor):
+    lam, tau, k, m = problem.lam, kl.anchor.temperature, cover.k, cover.m
+    if isinstance(lam, Tensor) or isinstance(tau, Tensor) or isinstance(beta, Tensor):
+        return None
+    if isinstance(k, Tensor) or isinstance(m, Tensor):
         return None
     if cover.anchor is not kl.anchor or kl.anchor.scores is not problem.scores:
         return None
     if c != 1 or lam == 0 or cover.rule not in ("probs", "top-m", "uniform"):
         return None
     best = peaks.amax(-1, keepdim=True)
-    return Task(problem.scores, peaks, best, lam, 1.0 / tau, beta * k, k, cover.rule, cover.m)
+    return Task(problem.scores, peaks, best, lam, 1.0 / tau, beta * k, k, cover.rule, m)
 
 
 def _climb(task: Task, solver: Any) -> Climb | None:

@@ -17,8 +17,9 @@ HEAD = """# The decoders
 <!-- written by `python -m simplexity.show.reference > docs/decoders.md`; a test compares -->
 
 Each poses `max <q, s> − λ·Ω(q)` on a support and draws from the q that solves it. `decoder("name:parameter=value,…")`
-makes one; a name under "also" is read too, and the short one written. Any number may be a tensor, one value per row. p
-is the model's own distribution, at the decoder's temperature unless `temperature_last` says otherwise.
+makes one; a name under "also" is read too, and the short one written. Any number may be a tensor, one value per row,
+unless it is said to be for all rows. p is the model's own distribution, at the decoder's temperature unless
+`temperature_last` says otherwise.
 """
 
 SHARED = """## What every decoder takes

@@ -81,7 +81,7 @@ def sparsemax(x: Tensor) -> Tensor:
     x, best, count = _ranked(x)
     sums = best.cumsum(-1)
     k = (1 + count * best > sums).sum(-1, keepdim=True)
-    eta = (sums.gather(-1, k - 1) - 1) / k
+    eta = (sums.gather(-1, (k - 1).clamp_min_(0)) - 1) / k  # k = 0 where there is a NaN, which stays one
     return (x - eta).clamp_min_(0.0).to(x.dtype)
 
 
@@ -96,7 +96,7 @@ def entmax15(x: Tensor) -> Tensor:
     spread = count * (square - mean.square())
     roots = mean - ((1 - spread) / count).clamp_min_(0.0).sqrt_()
     k = (roots <= best).sum(-1, keepdim=True)
-    return (x - roots.gather(-1, k - 1)).clamp_min_(0.0).square_().to(x.dtype)
+    return (x - roots.gather(-1, (k - 1).clamp_min_(0))).clamp_min_(0.0).square_().to(x.dtype)
 
 
 def _ranked(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
