@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simplexity.rows import covers
+from simplexity.rows import covers, fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,17 @@ class Context:
     rewards: Tensor | None = None
     mask: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("tokens", "siblings", "other", "rewards", "mask"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, Tensor):
+                raise ValueError(f"context.{name} must be a torch.Tensor, got {type(given).__name__}")
+
     def restrict(self, scores: Tensor) -> Tensor:
         """The scores with the tokens outside `mask` forbidden."""
         if self.mask is None:
             return scores
-        if self.mask.dtype != torch.bool or not _fits(self.mask, scores):
+        if self.mask.dtype != torch.bool or not fits(self.mask, scores):
             raise ValueError(
                 f"context.mask must be bool {list(scores.shape)}, got {self.mask.dtype} {list(self.mask.shape)}"
             )
@@ -41,7 +47,7 @@ class Context:
 
     def fits(self, scores: Tensor) -> bool:
         """Whether the other model's logits are given and have the shape of the scores."""
-        return self.other is not None and _fits(self.other, scores)
+        return self.other is not None and fits(self.other, scores)
 
     def other_like(self, scores: Tensor) -> Tensor | None:
         """The other model's logits, in the dtype and on the device of the scores."""
@@ -64,7 +70,7 @@ class Context:
     def like(self, name: str, scores: Tensor) -> Tensor | None:
         """A field `[..., V]` in the dtype and on the device of the scores."""
         given: Tensor | None = getattr(self, name)
-        if given is not None and not _fits(given, scores):
+        if given is not None and not fits(given, scores):
             raise ValueError(f"context.{name} must be {list(scores.shape)}, got {list(given.shape)}")
         return None if given is None else given.detach().to(scores)
 
@@ -81,7 +87,3 @@ def required(context: Context | None, name: str, scores: Tensor, by: str) -> Ten
     if given is None:
         raise ValueError(f"{by} needs {NEEDED[name]}")
     return given
-
-
-def _fits(x: Tensor, scores: Tensor) -> bool:
-    return x.ndim > 0 and x.shape[-1] == scores.shape[-1] and covers(x.shape[:-1], scores.shape[:-1])

@@ -5,6 +5,7 @@ one that is separable, Ω(q) = Σ_v φ_v(q_v), can be inverted token by token an
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, log
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from simplexity.coverage import Geometry, curvature
 from simplexity.groups import Groups, GroupSpec, group_peaks, group_sums
-from simplexity.rows import exp_, first_rows, is_number, power, tiny
+from simplexity.rows import covers, exp_, first_rows, fits, is_number, is_whole, power, tiny
 
 HUGE = 1e38
 
@@ -64,7 +65,7 @@ class Regulariser(ABC):
         return None
 
     def restrict(self, scores: Tensor) -> Tensor:
-        """The scores, −inf where q_v > 0 would make Ω infinite."""
+        """The scores, −inf where q_v > 0 would make Ω infinite. Raises where Ω has tensors that do not fit them."""
         return scores
 
     def check(self) -> None:
@@ -84,8 +85,10 @@ class Regulariser(ABC):
     def __mul__(self, factor: float | Tensor) -> "Regulariser":
         if isinstance(factor, Tensor):
             _check_column(factor, "the factor of a regulariser")
-        elif not is_number(factor) or not factor >= 0:
-            raise ValueError(f"a regulariser is multiplied by a number >= 0 (else Ω is not convex), got {factor!r}")
+        elif not is_number(factor) or not 0 <= factor < inf:
+            raise ValueError(
+                f"a regulariser is multiplied by a finite number >= 0 (else Ω is not convex), got {factor!r}"
+            )
         return _sum(tuple((factor * c, term) for c, term in _terms(self)))
 
     __rmul__ = __mul__
@@ -162,6 +165,7 @@ class KL(Regulariser):
         return 1.0 if geometry == "entropic" else None
 
     def restrict(self, scores: Tensor) -> Tensor:
+        _check_fit(self.log_reference, scores, "KL: the reference")
         # log r + HUGE is −inf where log r is and far above any score elsewhere; float arithmetic on a
         # whole vocabulary is several times faster than building a mask
         return torch.minimum(scores, self.log_reference.to(scores.dtype) + HUGE)
@@ -220,6 +224,7 @@ class JS(Regulariser):
         return 0.5 if geometry == "entropic" else None  # φ'' = ½r/(q(q + r)) <= ½/q
 
     def restrict(self, scores: Tensor) -> Tensor:
+        _check_fit(self.log_reference, scores, "JS: the reference")
         return KL(self.log_reference).restrict(scores)
 
     def check(self) -> None:
@@ -272,8 +277,8 @@ class Tsallis(Regulariser):
     def __post_init__(self) -> None:
         if isinstance(self.alpha, Tensor):
             _check_column(self.alpha, "Tsallis: alpha")
-        elif not self.alpha > 1:
-            raise ValueError(f"Tsallis: alpha must be above 1, got {self.alpha} (alpha = 1 is NegEntropy)")
+        elif not is_number(self.alpha) or not 1 < self.alpha < inf:
+            raise ValueError(f"Tsallis: alpha must be finite and above 1, got {self.alpha!r} (alpha = 1 is NegEntropy)")
 
     @property
     def reach(self) -> float | Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -295,6 +300,15 @@ class Tsallis(Regulariser):
         if geometry == "entropic":
             return 1.0  # φ'' = q^(α−2) <= 1/q
         return 1.0 if is_number(self.alpha) and self.alpha >= 2 else None
+
+    def restrict(self, scores: Tensor) -> Tensor:
+        _check_rows(self.alpha, scores, "Tsallis: alpha")
+        return scores
+
+    def check(self) -> None:
+        _check_entries(
+            self.alpha, lambda alpha: (alpha > 1) & (alpha < inf), "Tsallis: alpha must be finite and above 1"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,8 +333,8 @@ class Coverage(Regulariser):
     def __post_init__(self) -> None:
         if isinstance(self.k, Tensor):
             _check_column(self.k, "Coverage: k")
-        elif self.k < 1 or self.k != int(self.k):
-            raise ValueError(f"Coverage: k must be a whole number >= 1, got {self.k}")
+        elif not is_whole(self.k) or self.k < 1:
+            raise ValueError(f"Coverage: k must be a whole number >= 1, got {self.k!r}")
 
     def value(self, q: Tensor) -> Tensor:
         missed = power((1.0 - q).clamp_min(0.0), self.k)
@@ -333,13 +347,20 @@ class Coverage(Regulariser):
         w = self.weights.amax(-1, keepdim=True) if isinstance(self.weights, Tensor) else self.weights
         return w * curvature(self.k, geometry)
 
+    def restrict(self, scores: Tensor) -> Tensor:
+        _check_rows(self.k, scores, "Coverage: k")
+        _check_fit(self.weights, scores, "Coverage: weights")
+        return scores
+
     def check(self) -> None:
+        _check_entries(
+            self.k, lambda k: (k >= 1) & (k < inf) & (k == k.round()), "Coverage: k must be a whole number >= 1"
+        )
         if isinstance(self.weights, Tensor):
-            least = self.weights.amin(-1)
-            if bool((bad := ~(least >= 0)).any()):
-                raise ValueError(f"Coverage: weights must be >= 0, but not in {first_rows(bad)}")
-        elif not self.weights >= 0:
-            raise ValueError(f"Coverage: weights must be >= 0, got {self.weights}")
+            ends = torch.stack(self.weights.aminmax(dim=-1), -1)  # NaN where there is one
+            _check_entries(ends, lambda w: (w >= 0) & (w < inf), "Coverage: weights must be finite and >= 0")
+        elif not is_number(self.weights) or not 0 <= self.weights < inf:
+            raise ValueError(f"Coverage: weights must be finite and >= 0, got {self.weights!r}")
 
     def take(self, ids: Tensor) -> "Coverage":
         return Coverage(self.k, _take(self.weights, ids)) if isinstance(self.weights, Tensor) else self
@@ -382,12 +403,14 @@ class Sum(Regulariser):
         return sum(c * part for c, part in parts if part is not None)
 
     def restrict(self, scores: Tensor) -> Tensor:
-        for _, term in self.terms:
+        for c, term in self.terms:
+            _check_rows(c, scores, "the factor of a regulariser")
             scores = term.restrict(scores)
         return scores
 
     def check(self) -> None:
-        for _, term in self.terms:
+        for c, term in self.terms:
+            _check_entries(c, lambda c: (c >= 0) & (c < inf), "the factor of a regulariser must be finite and >= 0")
             term.check()
 
     def take(self, ids: Tensor) -> "Sum":
@@ -437,6 +460,22 @@ def _sum(terms: tuple[tuple[float | Tensor, Regulariser], ...]) -> Regulariser:
 def _check_column(value: Tensor, name: str) -> None:
     if value.ndim and value.shape[-1] != 1:
         raise ValueError(f"{name} must be a number or a column [..., 1], one per row, got shape {list(value.shape)}")
+
+
+def _check_entries(value: float | Tensor, test: Callable[[Tensor], Tensor], complaint: str) -> None:
+    """Raise a ValueError that names the rows of a tensor `[..., n]` in which an entry fails the test."""
+    if isinstance(value, Tensor) and bool((bad := ~test(value)).any()):
+        raise ValueError(f"{complaint}, but not in {first_rows(bad.any(-1) if bad.ndim else bad)}")
+
+
+def _check_rows(value: float | Tensor, scores: Tensor, name: str) -> None:
+    if isinstance(value, Tensor) and value.ndim and not covers(value.shape[:-1], scores.shape[:-1]):
+        raise ValueError(f"{name} must be a number or {[*scores.shape[:-1], 1]}, got shape {list(value.shape)}")
+
+
+def _check_fit(value: float | Tensor, scores: Tensor, name: str) -> None:
+    if isinstance(value, Tensor) and not fits(value, scores):
+        raise ValueError(f"{name} must be {list(scores.shape)} like the scores, got {list(value.shape)}")
 
 
 def _terms(regulariser: Regulariser) -> tuple[tuple[float | Tensor, Regulariser], ...]:

@@ -59,6 +59,11 @@ def covers(shape: torch.Size, rows: torch.Size) -> bool:
     return len(shape) <= len(rows) and all(own in (1, there) for own, there in pairs)
 
 
+def fits(x: Tensor, scores: Tensor) -> bool:
+    """Whether x is `[..., V]`, with an entry, or a shared one, for each of the scores."""
+    return x.ndim > 0 and x.shape[-1] == scores.shape[-1] and covers(x.shape[:-1], scores.shape[:-1])
+
+
 @cache
 def block_length(size: int) -> int:
     """A divisor of `size` between 128 and 255 that is a multiple of 8 (see `places`), or 128 where there is none."""
@@ -227,7 +232,7 @@ def first_rows(bad: Tensor, limit: int = 5) -> str:
 
 
 def in_range(value: Any) -> Any:
-    """Whether a number, or each entry of a tensor, is zero or of a size that float32 can divide by and be divided by."""
+    """Whether a number, or each entry of a tensor, is 0 or of a size that float32 can divide by and be divided by."""
     size = abs(value)
     if isinstance(value, Tensor):
         return (size == 0) | ((size >= 1e-30) & (size <= 1e30))

@@ -7,13 +7,15 @@ tokens whose score is above −inf.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from simplexity.narrow import Narrowed, crowded, entries_above, narrow_above
 from simplexity.nucleus import nucleus_among, prefix, wide_nucleus
+from simplexity.parameters import Rule
 from simplexity.rows import (
     block_length,
     block_maxima,
@@ -22,6 +24,7 @@ from simplexity.rows import (
     exp_totals,
     in_blocks,
     is_number,
+    is_whole,
     per_row,
     total,
 )
@@ -77,12 +80,12 @@ class TopK(Support):
     k: int | Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, Tensor) and not (is_number(self.k) and self.k >= 1 and self.k == int(self.k)):
+        if not isinstance(self.k, Tensor) and not (is_whole(self.k) and self.k >= 1):
             raise ValueError(f"TopK: k must be a whole number >= 1, got {self.k!r}")
 
     def check(self, scores: Tensor) -> None:
-        if isinstance(self.k, Tensor) and bool((self.k < 1).any()):
-            raise ValueError(f"TopK: k must be >= 1, got {self.k.min().item()}")
+        if isinstance(self.k, Tensor) and not Rule(at_least=1, whole=True).accepts(self.k):
+            raise ValueError("TopK: k must be a whole number >= 1 in every row")
 
     def mask(self, scores: Tensor) -> Tensor:
         if isinstance(self.k, Tensor):
@@ -210,35 +213,41 @@ class Listed(Support):
     """Token ids, for all rows or row by row."""
 
     ids: Sequence[int] | Sequence[Sequence[int]] | Tensor
+    _tensor: Tensor = field(init=False, repr=False)  # `[..., n]`, rows padded with −1
 
     def _table(self, scores: Tensor) -> Tensor:
         """True for the ids listed, `[..., V]`; an id of −1 is padding."""
-        ids, size = self._tensor(scores.device), scores.shape[-1]
+        ids, size = self._tensor.to(scores.device), scores.shape[-1]
         ids = ids.expand(*scores.shape[:-1], ids.shape[-1])
         slots = torch.where((ids >= 0) & (ids < size), ids, size)
         table = torch.zeros(*scores.shape[:-1], size + 1, dtype=torch.bool, device=scores.device)
         return table.scatter_(-1, slots, True)[..., :-1]
 
     def __post_init__(self) -> None:
-        if isinstance(self.ids, Tensor) and (self.ids.is_floating_point() or self.ids.dtype == torch.bool):
-            raise ValueError(
-                f"{type(self).__name__}: ids must be whole numbers, got {self.ids.dtype}; a mask goes in the context"
-            )
         if not isinstance(self.ids, (Tensor, list, tuple)):
             raise ValueError(f"{type(self).__name__}: ids must be a list or a tensor, got {type(self.ids).__name__}")
-
-    def _tensor(self, device: "torch.device | None" = None) -> Tensor:
-        if isinstance(self.ids, Tensor):
-            ids = self.ids
-        elif self.ids and not isinstance(self.ids[0], int):
-            rows = [torch.as_tensor(list(row), dtype=torch.int64) for row in self.ids]  # pyright: ignore[reportArgumentType]
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        if not isinstance(self.ids, Tensor) and self.ids and not is_number(self.ids[0]):
+            rows = [self._whole(row) for row in self.ids]
+            made = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
         else:
-            ids = torch.as_tensor(self.ids, dtype=torch.int64)
-        return ids.to(device)
+            made = self._whole(self.ids)
+        object.__setattr__(self, "_tensor", made)
+
+    def _whole(self, ids: Any) -> Tensor:
+        """Ids as a tensor, their dtype told from what they are: to ask for whole numbers would round others."""
+        try:
+            found = ids if isinstance(ids, Tensor) else torch.tensor(list(ids), dtype=None if ids else torch.int64)
+        except (ValueError, TypeError, RuntimeError):
+            raise ValueError(f"{type(self).__name__}: ids must be lists of whole numbers, got {ids!r}") from None
+        if found.ndim == 0 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+            raise ValueError(
+                f"{type(self).__name__}: ids must be lists of whole numbers, got {found.dtype}; "
+                "a mask goes in the context"
+            )
+        return found.to(torch.int64)
 
     def check(self, scores: Tensor) -> None:
-        ids, size = self._tensor(), scores.shape[-1]
+        ids, size = self._tensor, scores.shape[-1]
         bad = (ids < -1) | (ids >= size)
         if bool(bad.any()):
             raise ValueError(f"{type(self).__name__}: token ids must be in [0, {size}), got {ids[bad][0].item()}")
@@ -282,6 +291,11 @@ class Then(Support):
 
     first: Support
     second: Support
+
+    def __post_init__(self) -> None:
+        for rule in (self.first, self.second):
+            if not isinstance(rule, Support):
+                raise ValueError(f"Then: both rules must be Supports such as TopK(50), got {rule!r}")
 
     def check(self, scores: Tensor) -> None:
         self.first.check(scores)

@@ -113,7 +113,8 @@ def token_weights(weights: str | Weights, m: int | Tensor, anchor: Anchor) -> fl
     """
     scores = anchor.scores
     if callable(weights):
-        return torch.as_tensor(weights(scores)).to(scores)
+        own = torch.as_tensor(weights(scores)).to(scores)
+        return own if own.ndim else own.expand_as(scores)
     if weights == "uniform":
         return 1.0
     if weights == "probs":

@@ -14,7 +14,7 @@ from torch import Tensor
 from simplexity.constraints import bounds_of, has_ball
 from simplexity.problem import Problem
 from simplexity.regularisers import HalfSquare, Regulariser, Sum, Tsallis, Zero
-from simplexity.rows import divide, exp_, is_number, normalise_, one_hot_argmax, softmax_
+from simplexity.rows import divide, exp_, first_rows, fits, is_number, normalise_, one_hot_argmax, softmax_
 from simplexity.structure import entropic
 
 
@@ -112,4 +112,16 @@ def project_to_simplex(point: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> project_to_simplex(torch.tensor([0.8, 0.6, -1.0]))
     tensor([0.6000, 0.4000, 0.0000])
     """
-    return sparsemax(point if mask is None else point.masked_fill(~mask, -torch.inf))
+    if not isinstance(point, Tensor) or not point.is_floating_point():
+        raise ValueError(f"project_to_simplex: point must be a floating-point tensor, got {_kind(point)}")
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not fits(mask, point):
+            raise ValueError(f"project_to_simplex: mask must be bool {list(point.shape)}, got {_kind(mask)}")
+        point = point.masked_fill(~mask, -torch.inf)
+    if bool((bad := ~point.amax(-1).isfinite()).any()):
+        raise ValueError(f"project_to_simplex: {first_rows(bad)} holds NaN or +inf, or no entry inside the mask")
+    return sparsemax(point)
+
+
+def _kind(x: object) -> str:
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
