@@ -32,7 +32,7 @@ def _by_omega(slope: Tensor, c: Any, log_r: Any, b: Any, alpha: float, d: float)
     With w = (b/c)·q^{α−1} that is  w + log w = z:  w is Wright's omega function of z (Corless and Jeffrey, 2002).
     """
     base = (slope + b * d) / c - 1.0 + log_r
-    ratio = torch.as_tensor(b / c, dtype=slope.dtype, device=slope.device).log()
+    ratio = (b / c).to(slope).log() if isinstance(b / c, Tensor) else math.log(b / c)
     z = (alpha - 1.0) * base + ratio
     # Newton's method for e^y + y = z: convex, and started where the left side is too large, it never overshoots.
     z = z.clamp_min(-1e30)
