@@ -104,6 +104,11 @@ def test_uniforms_are_fixed_for_good():
     assert uniform(torch.tensor(5), 6, stream=7).item() == expected(5, 6, 7)
 
 
+def test_no_rows_need_no_seeds():
+    for seeds in ([], (), torch.zeros(0, dtype=torch.int64)):
+        assert decoder("softmax").sample(torch.zeros(0, 4), seeds=seeds).shape == (0,)
+
+
 def test_mode_takes_the_lowest_id():
     assert mode(torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.0, 0.5]])).tolist() == [1, 0]
     wide = torch.zeros(1, 3_000)

@@ -156,8 +156,14 @@ def test_a_step_that_diverges_in_some_row(step, lam, complaint):
 
 def test_supports():
     scores = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match="TopK: k must be"):
-        sx.TopK(0)
+    for k in (0, 2.5, INF, NAN):
+        with pytest.raises(ValueError, match="TopK: k must be a whole number >= 1, got"):
+            sx.TopK(k)  # pyright: ignore
+    with pytest.raises(ValueError, match="TopK: k must be a whole number >= 1 in every row"):
+        solve(Problem(scores, NegEntropy(), support=sx.TopK(torch.tensor([2.5, 1.0]))))
+    for rule in (lambda: sx.Then(sx.Banned([0]), 3), lambda: sx.Banned([0]).then(3)):  # pyright: ignore
+        with pytest.raises(ValueError, match=r"Then: both rules must be Supports .*, got 3"):
+            rule()
     with pytest.raises(ValueError, match="TopP: p must be"):
         sx.TopP(0.0)
     with pytest.raises(ValueError, match=r"Allowed: token ids must be in \[0, 4\), got 4"):
@@ -173,14 +179,68 @@ def test_supports():
 def test_regularisers():
     with pytest.raises(ValueError, match="object with value"):
         Problem(torch.zeros(3), "entropy")  # pyright: ignore
-    with pytest.raises(ValueError, match="multiplied by a number >= 0"):
-        -1.0 * NegEntropy()
-    with pytest.raises(ValueError, match="alpha must be above 1"):
-        sx.Tsallis(1.0)
-    with pytest.raises(ValueError, match="weights must be >= 0, but not in row 0"):
-        solve(Problem(torch.zeros(1, 2), NegEntropy() + sx.Coverage(2, torch.tensor([[1.0, -1.0]]))))
+    for factor in (-1.0, INF, NAN):
+        with pytest.raises(ValueError, match="multiplied by a finite number >= 0"):
+            factor * NegEntropy()
+        with pytest.raises(ValueError, match="the factor of a regulariser must be finite and >= 0, but not in row 1"):
+            solve(Problem(torch.zeros(2, 2), torch.tensor([[1.0], [factor]]) * NegEntropy()))
+        with pytest.raises(ValueError, match="weights must be finite and >= 0, but not in row 0"):
+            solve(Problem(torch.zeros(1, 2), NegEntropy() + sx.Coverage(2, torch.tensor([[1.0, factor]]))))
+        with pytest.raises(ValueError, match="weights must be finite and >= 0, got"):
+            solve(Problem(torch.zeros(1, 2), NegEntropy() + sx.Coverage(2, factor)))
+    for alpha in (1.0, INF, NAN):
+        with pytest.raises(ValueError, match="alpha must be finite and above 1, got"):
+            sx.Tsallis(alpha)
+        with pytest.raises(ValueError, match="alpha must be finite and above 1, but not in row 0"):
+            solve(Problem(torch.zeros(2, 2), sx.Tsallis(torch.tensor([[alpha], [2.0]]))))
+    for k in (0, 2.5, INF):
+        with pytest.raises(ValueError, match="Coverage: k must be a whole number >= 1, got"):
+            sx.Coverage(k)  # pyright: ignore
+        with pytest.raises(ValueError, match="Coverage: k must be a whole number >= 1, but not in row 1"):
+            solve(Problem(torch.zeros(2, 2), NegEntropy() + sx.Coverage(torch.tensor([[2], [k]]))))
     with pytest.raises(ValueError, match="reference distribution holds NaN"):
         solve(Problem(torch.zeros(1, 2), sx.KL(torch.tensor([[NAN, 0.0]]))))
+
+
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize(
+    "omega",
+    [
+        sx.KL(torch.zeros(2, 4)),
+        sx.KL(torch.zeros(5)),
+        sx.JS(torch.zeros(5)),
+        NegEntropy() + sx.Coverage(2, torch.ones(5)),
+        NegEntropy() + sx.Coverage(torch.tensor([[1], [2]])),
+        sx.Tsallis(torch.tensor([[1.5], [2.0]])),
+        torch.tensor([[1.0], [2.0]]) * NegEntropy(),
+    ],
+)
+def test_a_regulariser_for_other_rows_or_tokens(omega, validate):
+    with pytest.raises(ValueError, match=r"must be (\[4\] like the scores|a number or \[1\]), got"):
+        solve(Problem(torch.zeros(4), omega), validate=validate)
+
+
+def test_weights_of_ones_own_with_a_wrong_shape():
+    d = decoder({"decoder": "bok", "weights": lambda scores: torch.ones(3)})
+    for call in (d.distribution, d.sample, d.certify):
+        with pytest.raises(ValueError, match=r"Coverage: weights must be \[2, 4\] like the scores, got \[3\]"):
+            call(torch.zeros(2, 4))
+    for one in (decoder({"decoder": "bok", "weights": lambda scores: 1.0}), decoder("bok:weights=uniform")):
+        torch.testing.assert_close(one.distribution(torch.zeros(2, 4)), torch.full((2, 4), 0.25))
+
+
+def test_points_that_have_no_projection():
+    for point, complaint in [
+        (torch.tensor([1, 2]), "must be a floating-point tensor, got torch.int64"),
+        (torch.tensor([1.0, NAN]), "the row holds NaN"),
+        (torch.tensor([[1.0, 2.0], [INF, 1.0]]), "row 1 holds NaN or \\+inf"),
+    ]:
+        with pytest.raises(ValueError, match=f"project_to_simplex: .*{complaint}"):
+            sx.project_to_simplex(point)
+    with pytest.raises(ValueError, match="no entry inside the mask"):
+        sx.project_to_simplex(torch.ones(2), torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"mask must be bool \[2\]"):
+        sx.project_to_simplex(torch.ones(2), torch.ones(3, dtype=torch.bool))
 
 
 def test_a_solver_that_cannot_says_why_and_which_can():
@@ -193,8 +253,12 @@ def test_a_solver_that_cannot_says_why_and_which_can():
         solve(problem, "closed-form")
     with pytest.raises(ValueError, match=r"dual-root cannot .* not separable.* These can: mirror-ascent"):
         solve(problem, "dual-root")
-    with pytest.raises(ValueError, match=r"dual-root cannot .* vertex.* These can: closed-form"):
-        solve(Problem(torch.zeros(3), HalfSquare(), lam=0.0), "dual-root")
+    for vertex in (Problem(torch.zeros(3), HalfSquare(), lam=0.0), Problem(torch.zeros(3), sx.Zero())):
+        with pytest.raises(ValueError, match=r"dual-root cannot .* vertex.* These can: closed-form"):
+            solve(vertex, "dual-root")
+    for wrong in (42, int):
+        with pytest.raises(ValueError, match=r"a solver is one of closed-form, dual-root, mirror-ascent"):
+            solve(problem, wrong)  # pyright: ignore
     with pytest.raises(ValueError, match=r"unknown solver 'simplex': choose from closed-form"):
         solve(problem, "simplex")
     with pytest.raises(ValueError, match=r"start='reference' needs"):
@@ -202,14 +266,32 @@ def test_a_solver_that_cannot_says_why_and_which_can():
     for wrong in (
         {"geometry": "hyperbolic"},
         {"steps": -1},
+        {"steps": INF},
+        {"max_steps": 0},
+        {"max_steps": 2.5},
+        {"max_steps": -1},
         {"step": 0.0},
+        {"step": INF},
+        {"longest": -1.0},
+        {"tolerance": -1.0},
+        {"tolerance": NAN},
         {"steps": 3, "tolerance": 1e-3},
         {"start": "x"},
     ):
-        with pytest.raises(ValueError, match=r"mirror-ascent: "):
+        with pytest.raises(ValueError, match=rf"mirror-ascent: .*{next(iter(wrong))}"):
             MirrorAscent(**wrong)
-    with pytest.raises(ValueError, match=r"start has no mass on the support in row 0"):
-        solve(Problem(torch.zeros(1, 2), NegEntropy()), MirrorAscent(start=torch.zeros(1, 2)))
+    for start, complaint in [
+        ([[0.0, 0.0]], "start has no mass on the support in row 0"),
+        ([[2.0, -1.0]], "start must be finite and >= 0, but not in row 0"),
+        ([[-1.0, -1.0]], "start must be finite and >= 0, but not in row 0"),
+        ([[INF, 1.0]], "start must be finite and >= 0, but not in row 0"),
+        ([[1.0, 1.0, 1.0]], r"start must be \[1, 2\] like the scores, but is \[1, 3\]"),
+        ([[1.0, 1.0], [1.0, 1.0]], r"start must be \[1, 2\] like the scores, but is \[2, 2\]"),
+    ]:
+        with pytest.raises(ValueError, match=complaint):
+            solve(Problem(torch.zeros(1, 2), NegEntropy()), MirrorAscent(start=torch.tensor(start)))
+    with pytest.raises(ValueError, match="step must be finite and above 0, but not in row 1"):
+        solve(Problem(torch.zeros(2, 2), NegEntropy()), MirrorAscent(step=torch.tensor([1.0, -1.0])))
 
 
 def test_an_ascent_that_does_not_arrive_warns():
@@ -218,7 +300,17 @@ def test_an_ascent_that_does_not_arrive_warns():
         solve(problem, MirrorAscent(step=0.1, max_steps=2, tolerance=1e-9))
 
 
+def test_an_ascent_that_cannot_arrive_says_why():
+    one_hot = torch.eye(3)[:2]
+    problem = Problem(torch.tensor([[1.0, 0.0, 0.5], [0.0, 500.0, 0.5]]), NegEntropy())  # the second start is right
+    with pytest.warns(RuntimeWarning, match=r"in row 0: in row 0 the start gives no mass to tokens that the optimum"):
+        solve(problem, MirrorAscent(start=one_hot, max_steps=3))
+
+
 def test_draws_and_contexts():
+    for name in ("mask", "other", "rewards", "tokens", "siblings"):
+        with pytest.raises(ValueError, match=f"context.{name} must be a torch.Tensor, got list"):
+            Context(**{name: [True, False]})  # pyright: ignore
     with pytest.raises(ValueError, match=r"one entry per row, shape \[2\], got \[3\]"):
         decoder("softmax").sample(torch.zeros(2, 4), seeds=[1, 2, 3])
     with pytest.raises(ValueError, match=r"whole numbers"):
@@ -249,7 +341,7 @@ def test_tensors_obey_the_rules_of_numbers():
     ):
         with pytest.raises(ValueError, match=f"{name}: {next(iter(values))} must be"):
             decoder({"decoder": name, **values})
-    for ids in (torch.tensor([True, False]), torch.tensor([1.0]), {1, 2}):
+    for ids in (torch.tensor([True, False]), torch.tensor([1.0]), {1, 2}, [True, False], [1.5], [[1.5], [2]], ["a"]):
         with pytest.raises(ValueError, match="Allowed: ids must be"):
             sx.Allowed(ids)  # pyright: ignore
     with pytest.raises(ValueError, match="temperature must be above 0 in every row"):
@@ -284,11 +376,39 @@ def test_a_bad_reference_or_lam_has_a_status():
 
 
 def test_an_omega_that_is_not_convex_does_not_pass_for_solved():
-    class Line:
+    class Hollow:
         separable = True
 
         def value(self, q):
-            return q.sum(-1)
+            return -q.square().sum(-1)
 
-    with pytest.raises(ValueError, match="found no distribution"):
-        solve(Problem(torch.randn(2, 4), Line()), "dual-root")  # pyright: ignore
+    problem = Problem(torch.randn(2, 4), Hollow())  # pyright: ignore
+    with pytest.raises(ValueError, match="rows 0, 1: dual-root found no distribution"):
+        solve(problem, "dual-root")
+    q, status = solve(problem, "dual-root", validate=False)
+    assert status.tolist() == [Status.UNSOLVED] * 2
+    assert (q == 0).all()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"steps": 3}, {"step": 0.1}, {"geometry": "euclidean"}, {"step": 0.1, "geometry": "euclidean"}],
+    ids=str,
+)
+def test_an_omega_that_is_nan_does_not_pass_for_solved(setting):
+    class Undefined:
+        def value(self, q):
+            return NAN * q.sum(-1)
+
+    problem = Problem(torch.randn(2, 4), Undefined())  # pyright: ignore
+    with pytest.raises(ValueError, match="rows 0, 1: mirror-ascent found no distribution"):
+        solve(problem, MirrorAscent(**setting))
+    assert solve(problem, MirrorAscent(**setting), validate=False)[1].tolist() == [Status.UNSOLVED] * 2
+
+
+def test_a_start_off_the_support_has_a_status():
+    problem = Problem(torch.zeros(2, 4), NegEntropy(), support=sx.Allowed([1]))
+    start = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    q, status = solve(problem, MirrorAscent(start=start), validate=False)
+    assert status.tolist() == [Status.UNSOLVED, 0]
+    assert q.tolist() == [[0.0] * 4, [0.0, 1.0, 0.0, 0.0]]

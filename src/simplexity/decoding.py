@@ -22,7 +22,7 @@ from simplexity.draw import ByNumber, Pick, Seeds, as_seeds, check_draw, mode, u
 from simplexity.kernels import OnGPU, Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
 from simplexity.parameters import Rule, plain, rule_of
 from simplexity.penalties import penalise
-from simplexity.problem import Problem, Status, raise_for, status_of
+from simplexity.problem import Problem, raise_for, status_of
 from simplexity.rows import all_finite, as_working, block_maxima, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
@@ -180,7 +180,6 @@ class Decoder(ABC):
             except ValueError:
                 pass  # some row cannot be solved: what follows says which
         q, status = self.distribution(scores, context, validate=False)
-        status = torch.where((status == 0) & ~(q.amax(-1) > 0), Status.UNSOLVED, status).to(torch.int8)
         if out is None:
             return q.log_(), status
         return out.copy_(torch.where((status == 0).unsqueeze(-1), q.log_(), out)), status
@@ -334,8 +333,6 @@ class Decoder(ABC):
         if status is None or solution.status is None:
             return solution
         status = torch.where(status == 0, solution.status, status)
-        found = solution.q.amax(-1) > 0  # a NaN is not
-        status = torch.where((status == 0) & ~found, Status.UNSOLVED, status).to(torch.int8)
         return replace(solution, q=solution.q.masked_fill((status != 0).unsqueeze(-1), 0.0), status=status)
 
     def _posed(self, scores: Tensor, context: Context | None, validate: bool) -> Posed:

@@ -163,7 +163,7 @@ def as_seeds(seeds: Seeds, rows: torch.Size, device: torch.device) -> Tensor:
         plain: list[Any] = [seeds] if isinstance(seeds, (int, Integral)) else list(seeds)
         if all(isinstance(seed, Integral) for seed in plain):  # hashes are often unsigned: the same 64 bits
             plain = [(int(seed) + 2**63) % 2**64 - 2**63 for seed in plain]
-            seeds = torch.tensor(plain[0] if isinstance(seeds, Integral) else plain)
+            seeds = torch.tensor(plain[0] if isinstance(seeds, Integral) else plain, dtype=torch.int64)
     table = torch.as_tensor(seeds, device=device)
     if table.is_floating_point() or table.dtype == torch.bool:
         raise ValueError(f"seeds must be whole numbers, got {table.dtype}")

@@ -91,6 +91,8 @@ def choose(problem: Problem, solver: "str | Solver | None") -> Solver:
             raise ValueError(f"unknown solver {solver!r}: choose from {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]
     chosen: Any = solver() if isinstance(solver, type) else solver  # pyright: ignore[reportCallIssue]
+    if not hasattr(chosen, "refuses"):
+        raise ValueError(f"a solver is one of {', '.join(SOLVERS)} or one made, such as MirrorAscent(), got {solver!r}")
     if (reason := chosen.refuses(problem)) is not None:
         able = [name for name, kind in SOLVERS.items() if kind().refuses(problem) is None]
         raise ValueError(f"{chosen.name} cannot solve this problem: {reason}. These can: {', '.join(able)}")
@@ -138,11 +140,18 @@ def find_solution(
         size = problem.scores.shape[-1]
         return Solution(found.q, found.columns.within(columns), size, status, columns, found)
     q = found.to(problem.scores.dtype)
-    if validate and not problem.regulariser.columnwise and not all_finite(total(q)):
-        raise ValueError(f"{chosen.name} found no distribution: is the regulariser convex, and finite on the support?")
+    # a pass over q, saved where a formula or a root solves an Ω that can be cut to columns, as the library's own can
+    if validate and (isinstance(chosen, MirrorAscent) or not problem.regulariser.columnwise):
+        mass = total(q)
+        if not all_finite(mass):
+            lost = first_rows(~mass.isfinite().squeeze(-1))
+            why = "is the regulariser convex, and finite on the support?"
+            raise ValueError(f"{lost}: {chosen.name} found no distribution: {why}")
     if problem.constraints and len(problem.constraints) > 1 and has_ball(problem.constraints):
         status = _meets_all(problem, q, status)
     if status is not None:
+        found = q.amax(-1) > 0  # a NaN is not
+        status = torch.where((status == 0) & ~found, Status.UNSOLVED, status).to(torch.int8)
         q = q.masked_fill((status != 0).unsqueeze(-1), 0.0)
     return Solution(q, columns, problem.scores.shape[-1], status)
 

@@ -35,14 +35,14 @@ class DualRoot:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem; None when it can."""
-        if is_greedy(problem) and has_ball(problem.constraints):
-            return None  # the multiplier of the ball makes it strictly convex
+        if is_greedy(problem):
+            if has_ball(problem.constraints):
+                return None  # the multiplier of the ball makes it strictly convex
+            return "with lam = 0 or no regulariser the optimum is a vertex and has no multiplier to search for"
         if not problem.regulariser.separable:
             return "the regulariser is not separable token by token"
         if not problem.regulariser.strict:
             return "the regulariser is not strictly convex in every token"
-        if isinstance(problem.lam, float) and problem.lam == 0:
-            return "with lam = 0 the optimum is a vertex and has no multiplier to search for"
         return None
 
     def __call__(self, problem: Problem, reads: bool) -> Tensor | Inside:

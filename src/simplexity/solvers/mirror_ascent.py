@@ -19,8 +19,8 @@ from simplexity.coverage import Geometry
 from simplexity.narrow import Inside, Narrowed
 from simplexity.problem import Problem
 from simplexity.regularisers import KL, HalfSquare, NegEntropy, Regulariser, Sum
-from simplexity.rows import exp_, first_rows, is_number, log_total, per_row, tiny, total
-from simplexity.solvers.closed_form import project_to_simplex
+from simplexity.rows import exp_, first_rows, fits, is_number, is_whole, log_total, per_row, tiny, total
+from simplexity.solvers.closed_form import sparsemax
 from simplexity.solvers.constrained import constrained_root, linear_gap
 from simplexity.solvers.coverage_ascent import coverage_ascent
 from simplexity.structure import entropic_coverage
@@ -55,19 +55,28 @@ class MirrorAscent:
             raise ValueError(
                 f"mirror-ascent: geometry must be one of {', '.join(get_args(Geometry))}, got {self.geometry!r}"
             )
-        if self.steps is not None and not (is_number(self.steps) and self.steps >= 0 and self.steps == int(self.steps)):
-            raise ValueError(f"mirror-ascent: steps must be a whole number >= 0, got {self.steps!r}")
+        for name, least in (("steps", 0), ("max_steps", 1)):
+            count = getattr(self, name)
+            if count is not None and not (is_whole(count) and count >= least):
+                raise ValueError(f"mirror-ascent: {name} must be a whole number >= {least}, got {count!r}")
         if self.steps is not None and self.tolerance is not None:
             raise ValueError("mirror-ascent: give steps (a fixed number) or tolerance (stop on the gap), not both")
         if isinstance(self.start, str) and self.start not in ("uniform", "reference"):
             raise ValueError(f"mirror-ascent: start must be uniform, reference or a tensor, got {self.start!r}")
-        if self.step is not None and not isinstance(self.step, Tensor) and not (is_number(self.step) and self.step > 0):
-            raise ValueError(f"mirror-ascent: step must be above 0, got {self.step!r}")
+        number = is_number(self.step) and 0 < self.step < math.inf
+        if self.step is not None and not isinstance(self.step, Tensor) and not number:
+            raise ValueError(f"mirror-ascent: step must be a finite number above 0, got {self.step!r}")
+        if not (is_number(self.longest) and self.longest > 0):
+            raise ValueError(f"mirror-ascent: longest must be a number above 0, got {self.longest!r}")
+        if self.tolerance is not None and not (is_number(self.tolerance) and 0 <= self.tolerance < math.inf):
+            raise ValueError(f"mirror-ascent: tolerance must be a finite number >= 0, got {self.tolerance!r}")
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this solver cannot solve the problem: any convex Ω will do, but not any start."""
         if _is(self.start, "reference") and reference(problem.regulariser) is None:
             return "start='reference' needs a regulariser with a KL term"
+        if isinstance(self.start, Tensor) and not fits(self.start, problem.scores):
+            return f"start must be {list(problem.scores.shape)} like the scores, but is {list(self.start.shape)}"
         return None
 
     def on(self, columns: Narrowed) -> "MirrorAscent":
@@ -77,6 +86,10 @@ class MirrorAscent:
     def __call__(self, problem: Problem, reads: bool) -> Tensor | Inside:
         """q `[..., V]` for scores whose forbidden tokens are −inf."""
         step = self._step(problem)
+        if reads and isinstance(step, Tensor) and bool((bad := ~((step > 0) & (step < math.inf))).any()):
+            raise ValueError(
+                f"mirror-ascent: step must be finite and above 0, but not in {first_rows(bad.squeeze(-1))}"
+            )
         if reads and (q := self._unrolled(problem, step)) is not None:
             return q
         x = problem.scores
@@ -88,14 +101,15 @@ class MirrorAscent:
         if problem.constraints:
             place = climb.move(place, torch.zeros_like(x), 1.0)
         trial = _first_trial(problem)
-        most = self.max_steps or (2000 if reads else 200)
+        most = (2000 if reads else 200) if self.max_steps is None else int(self.max_steps)
         for _ in range(most if self.steps is None else int(self.steps)):
             q = climb.distribution(place)
             g = problem.gradient(q)
             if self.steps is None and (reads or not problem.constraints):
-                done = climb.gap(q, g) <= tolerance
-                if reads and bool(done.all()):
-                    return q
+                gap = climb.gap(q, g)
+                done = gap <= tolerance
+                if reads and not bool((gap > tolerance).any()):
+                    return q.masked_fill(gap.isnan(), torch.nan)  # no answer, and it must not pass for one
             else:
                 done = None
             if step is not None:
@@ -106,11 +120,15 @@ class MirrorAscent:
             place = moved if done is None else torch.where(done, place, moved)
         q = climb.distribution(place)
         if self.steps is None and reads:
-            left = climb.gap(q, problem.gradient(q)).squeeze(-1)
+            g = problem.gradient(q)
+            left = climb.gap(q, g).squeeze(-1)
             if bool((left > tolerance).any()):
+                advice = "raise max_steps or the tolerance"
+                if bool((stuck := (left > tolerance) & climb.misses_best(place, g)).any()):
+                    advice = f"in {first_rows(stuck)} the start gives no mass to tokens that the optimum needs"
                 warnings.warn(
                     f"mirror ascent stopped after {most} steps with a gap of {left.max():.2g} above the "
-                    f"tolerance {tolerance:.2g} in {first_rows(left > tolerance)}: raise max_steps or the tolerance",
+                    f"tolerance {tolerance:.2g} in {first_rows(left > tolerance)}: {advice}",
                     RuntimeWarning,
                     stacklevel=4,
                 )
@@ -132,7 +150,7 @@ class MirrorAscent:
         contraction = step * problem.lam * parts[0]
         if bool((contraction > 1).any() if isinstance(contraction, Tensor) else contraction > 1):
             return None
-        return coverage_ascent(problem, parts, self.steps, step)
+        return coverage_ascent(problem, parts, int(self.steps), step)
 
     def _first(self, problem: Problem, allowed: Tensor, reads: bool) -> Tensor:
         x = problem.scores
@@ -143,12 +161,15 @@ class MirrorAscent:
             assert log_r is not None
             return torch.where(allowed, log_r.exp(), 0.0)
         start = torch.where(allowed, self.start.to(x.device, x.dtype), 0.0)
-        start = start / total(start).to(x.dtype)
+        mass = total(start)
         if reads:
-            lost = start.isnan().any(-1)
-            if bool(lost.any()):
-                raise ValueError(f"mirror-ascent: start has no mass on the support in {first_rows(lost)}")
-        return start
+            for lost, complaint in (
+                (~((start >= 0) & (start < math.inf)).all(-1), "must be finite and >= 0, but not"),
+                (~(mass > 0).squeeze(-1), "has no mass on the support"),
+            ):
+                if bool(lost.any()):
+                    raise ValueError(f"mirror-ascent: start {complaint} in {first_rows(lost)}")
+        return start / mass.to(x.dtype)
 
     def _step(self, problem: Problem) -> float | Tensor | None:
         if self.step is not None:
@@ -190,9 +211,11 @@ class _Climb:
         if self.problem.constraints:
             return self._within(raised)
         if not self.entropic:
-            return project_to_simplex(raised, self.allowed)
-        # −inf stays −inf: a forbidden token has a score of −inf, and −inf + (−inf) is no NaN
-        return raised - log_total(raised)
+            return sparsemax(raised.masked_fill_(~self.allowed, -torch.inf))
+        # −inf stays −inf: a forbidden token has a score of −inf, and −inf + (−inf) is no NaN. What all tokens share is
+        # taken off first: added to the logarithm of their sum it would cost that its digits.
+        raised = raised.sub_(raised.amax(-1, keepdim=True))
+        return raised.sub_(total(exp_(raised.clone())).log_().to(raised.dtype))
 
     def _within(self, raised: Tensor) -> Tensor:
         """The place nearest to `raised`, in this geometry, that meets the constraints."""
@@ -211,6 +234,11 @@ class _Climb:
         best = g.masked_fill(~self.allowed, -torch.inf).amax(-1, keepdim=True)
         return torch.where(self.allowed, q * (best - g), 0.0).sum(-1, keepdim=True)
 
+    def misses_best(self, place: Tensor, g: Tensor) -> Tensor:
+        """Rows `[...]` whose best token has no mass and can never get any: a factor on 0 is 0."""
+        best = g.masked_fill(~self.allowed, -torch.inf).argmax(-1, keepdim=True)
+        return (place.gather(-1, best) == -torch.inf).squeeze(-1)
+
     def spread(self, new: Tensor, q_new: Tensor, old: Tensor, q: Tensor) -> Tensor:
         """D_ψ(q_new, q) + D_ψ(q, q_new), summed from non-negative terms."""
         mirrored = torch.where(self.allowed & (q_new > 0), new - old, 0.0) if self.entropic else q_new - q
@@ -224,8 +252,9 @@ def _backtrack(climb: _Climb, place: Tensor, q: Tensor, g: Tensor, trial: Tensor
     distance gone over the step size. Gradients say this down to rounding error, while differences of f
     are lost in it at the square root of that.
     """
-    moved = place
-    accepted = torch.zeros_like(trial, dtype=torch.bool)
+    # where the gradient is NaN no step will ever do, and to stay would pass for an answer
+    accepted = g.isnan().logical_and_(climb.allowed).any(-1, keepdim=True)
+    moved = place.masked_fill(accepted, torch.nan)
     for _ in range(HALVINGS if reads else 1):
         candidate = climb.move(place, g, trial)
         q_new = climb.distribution(candidate)
