@@ -48,6 +48,16 @@ def test_the_readme_lists_every_decoder_and_every_source_file():
             assert path.name in readme or path.name == "__init__.py", f"the map of the source tree lacks {path.name}"
 
 
+def test_the_readme_opens_with_what_a_reader_needs():
+    readme = (ROOT / "README.md").read_text()
+    (first, *_) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    assert len([line for line in first.splitlines() if line.strip()]) <= 10
+    (commands, *_) = re.findall(r"```\n(.*?)```", readme, re.S)
+    assert [line.split("#")[0].strip() for line in commands.splitlines()] == ["make demo", "make test"]
+    assert re.search(r"max  <q, s> − λ·Ω\(q\).*\n     │\n     ├── .*greedy", readme), "the tree of decoders is gone"
+    assert "| name | Ω(q) | λ | support C | solver |" in readme
+
+
 @pytest.mark.xdist_group("model")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_example(path):
