@@ -95,6 +95,16 @@ def test_decoders_with_tensors_can_be_compared():
     assert len({one, same, other, decoder("top-p"), decoder("top-p")}) == 3
 
 
+@pytest.mark.parametrize("scale", [1e-31, 1e25])
+def test_a_target_is_reached_whatever_the_size_of_the_scores(scale):
+    s = scale * torch.tensor([0.0, 1.0, 2.0]).double()
+    if scale < 1e-30:  # no temperature is that small
+        with pytest.raises(ValueError, match="the target cannot be reached"):
+            decoder("softmax:entropy=0.5").distribution(s)
+        return
+    torch.testing.assert_close(sx.entropy(decoder("softmax:entropy=0.5").distribution(s)).item(), 0.5)
+
+
 def test_k_above_the_vocabulary_keeps_everything():
     s = torch.randn(2, 6)
     torch.testing.assert_close(decoder("top-k:k=500").distribution(s), decoder("softmax").distribution(s))

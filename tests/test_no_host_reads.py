@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import ready
-from simplexity import Allowed, Banned, Context, NegEntropy, Problem, Then, TopK, TopP, decoder, solve
+from simplexity import Allowed, Banned, Context, HalfSquare, NegEntropy, Problem, Then, TopK, TopP, decoder, solve
 from test_contract import SPECS
 
 # Operators whose result, or whose shape of result, is only known by looking at the data.
@@ -74,3 +74,35 @@ def test_validation_is_one_read(name, dtype):
     with CountReads() as count:
         decoder(name).distribution(torch.randn(4, 700, dtype=dtype))
     assert count.reads == 1
+
+
+class CountCalls(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize(
+    "spec", ["greedy", "softmax", "sparsemax", "entmax", "kl", "kl:lam=3,temperature=2", "top-k:k=5"]
+)
+def test_more_rows_take_no_more_calls(spec, validate):
+    # too short to be cut to columns by looking, or to be taken a few at a time, as rows that fill the cache are
+    d, scores, counts = decoder(spec), torch.randn(64, 300), []
+    for rows in (2, 64):
+        with CountCalls() as count:
+            d.distribution(scores[:rows], validate=validate)
+        counts.append(count.calls)
+    assert counts[0] == counts[1] > 0
+
+
+def test_numbers_of_a_sum_are_not_copied_to_the_device(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a number becomes a tensor, which on a GPU is a copy from the host")
+
+    problem = Problem(torch.randn(4, 50), NegEntropy() + 0.5 * HalfSquare())
+    for name in ("tensor", "as_tensor", "scalar_tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    solve(problem, validate=False)
