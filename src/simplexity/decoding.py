@@ -22,7 +22,7 @@ from simplexity.draw import ByNumber, Pick, Seeds, as_seeds, check_draw, mode, u
 from simplexity.kernels import OnGPU, Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
 from simplexity.parameters import Rule, plain, rule_of
 from simplexity.penalties import penalise
-from simplexity.problem import Problem, raise_for, status_of
+from simplexity.problem import Problem, Status, raise_for, status_of
 from simplexity.rows import all_finite, as_working, block_maxima, per_row
 from simplexity.solvers import Solution, Solver, find_solution
 from simplexity.targets import solve_temperature
@@ -180,6 +180,8 @@ class Decoder(ABC):
             except ValueError:
                 pass  # some row cannot be solved: what follows says which
         q, status = self.distribution(scores, context, validate=False)
+        # a plug-in may write its own `distribution`
+        status = torch.where((status == 0) & ~(q.amax(-1) > 0), Status.UNSOLVED, status).to(torch.int8)
         if out is None:
             return q.log_(), status
         return out.copy_(torch.where((status == 0).unsqueeze(-1), q.log_(), out)), status
