@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ENGINES = ("llama_cpp", "sglang", "vllm")  # in environments of their own: their examples are run by tests/engines
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if not path.name.startswith(ENGINES)]
+LONG = ("spend_samples.py",)  # a minute and more
 DOCUMENTS = [path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if "```python" in path.read_text()]
 
 
@@ -59,7 +60,9 @@ def test_the_readme_opens_with_what_a_reader_needs():
 
 
 @pytest.mark.xdist_group("model")
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=pytest.mark.slow if p.name in LONG else (), id=p.name) for p in EXAMPLES]
+)
 def test_example(path):
     assert len(path.read_text().splitlines()) < 40
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)

@@ -38,7 +38,16 @@ def spoilt(smollm):
         setattr(config, name, value)
 
 
-@pytest.mark.parametrize("spec", ["softmax", "top-p:p=0.9", "sparsemax:lam=3", "bok:temperature=3,lam=1,beta=0.5"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "top-p:p=0.9",
+        *(
+            pytest.param(spec, marks=pytest.mark.slow)
+            for spec in ("softmax", "sparsemax:lam=3", "bok:temperature=3,lam=1,beta=0.5")
+        ),
+    ],
+)
 def test_first_tokens_follow_q(smollm, spec):
     ids = smollm.tokenizer("When", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
@@ -62,6 +71,7 @@ def test_the_models_own_settings_are_not_applied_and_named(smollm, spoilt):
     assert torch.equal(generate(smollm.model, spec_of, "softmax", 3, 12, [5, 6], **mask(inputs)).tokens, found.tokens)
 
 
+@pytest.mark.slow
 def test_a_bare_processor_is_immune_to_what_comes_after_it(smollm):
     ids = smollm.tokenizer("When", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
