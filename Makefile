@@ -31,11 +31,13 @@ test-gpu:  ## the Triton kernels in full, with the Python that has torch for you
 	PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest -o addopts= -q tests/test_many_rows.py -k "attention or graph"
 
 sanitize:  ## the same kernels under NVIDIA's compute-sanitizer, four processes at a time
+	rm -f sanitize-*.log
 	for tool in memcheck racecheck; do for part in 1 2 3 4; do \
 		PYTHONPATH=src:tests:$(PYTHONPATH) compute-sanitizer --tool $$tool --error-exitcode 1 \
 			$(PYTHON) tests/sanitized_kernels.py $$part/4 > sanitize-$$tool-$$part.log 2>&1 & done; wait; done
 	grep -H "ERROR SUMMARY\|RACECHECK SUMMARY" sanitize-*.log
 	! grep -L " 0 errors\| 0 hazards" sanitize-*.log | grep .
+	! grep -L "^all ran" sanitize-*.log | grep .
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ SECONDS = 30  # between two times of packing
 def pack(folder: Path, out: Path, digests: bool) -> None:
     """The records of a run without their texts."""
     lines = []
-    for line in (folder / "records.jsonl").read_text().splitlines():
+    for line in (folder / "records.jsonl").read_bytes().split(b"\n")[:-1]:  # the last may be half written
         found = json.loads(line) | {"text": ""}
         if digests and found["answer"] is not None:
             found["answer"] = hashlib.sha256(found["answer"].encode()).hexdigest()[:10]

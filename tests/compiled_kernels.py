@@ -70,7 +70,13 @@ def main(specs: list[str]) -> None:
         gpu.fused_distribution(x, plan_of(spec), log=True)
     for spec in ("sparsemax", "kl", "bok:solver=exact"):
         what = f"{spec}, λ by rows"
-        gpu.fused_draw(x, plan_of(spec, lam=torch.ones(2, 1)).expand(torch.Size([2])), seeds)
+        plan = plan_of(spec, lam=torch.ones(2, 1)).expand(torch.Size([2]))
+        gpu.fused_draw(x, plan, seeds)
+        gpu.fused_distribution(x, plan)
+    what = "two models"
+    plan = Plan("two models", other=x)
+    gpu.fused_draw(x, plan, uniforms=uniforms, places=True)
+    gpu.fused_distribution(x, plan)
     what = "moments"
     MomentsOnGPU(x).at(torch.ones(2, dtype=torch.float64))
     what, kept = "attention", torch.zeros(2, 2, 64, 64, dtype=torch.bfloat16)

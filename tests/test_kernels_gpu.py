@@ -66,6 +66,7 @@ def awkward(size: int) -> torch.Tensor:
     x = torch.randn(7, size, generator=g)
     x[0] *= 8
     x[1] *= 0.3
+    x[1, 3::7] = torch.finfo(x.dtype).min  # what some mask with
     x[2] = x[2].round()
     x[3, size // 2 + 1 :] = -torch.inf
     x[4] = 2.5
@@ -208,6 +209,16 @@ def test_rows_as_a_model_has_them_are_solved_from_their_head(monkeypatch, spec):
     assert 0.5 * (written.cpu().double() - decoder(spec).distribution(x.double())).abs().sum(-1).max() < 1e-5
 
 
+def test_steps_that_overshoot_are_not_solved_from_a_head():
+    """With step·λ near 2 the reward of the best token comes out negative, and others outweigh it."""
+    spec = "bok:lam=0.02,step=95,steps=2,k=2,beta=15.8,weights=top-m,m=1"
+    x = torch.full((1, 1000), -3.3)
+    x[0, :56] = -3.0
+    x[0, 5] = 0.0
+    written, _ = gpu.fused_distribution(x.to(DEVICE), plan_of(spec))
+    assert 0.5 * (written.cpu().double() - decoder(spec).distribution(x.double())).abs().sum() < 1e-5
+
+
 def test_coverage_by_rows():
     x = awkward(SIZES[-1])[:3]
     rows = {"temperature": [0.5, 1.0, 2.0], "k": [1, 7, 30], "beta": [0.1, 1.0, 5.0], "lam": [0.0, 0.3, 1.0]}
@@ -236,7 +247,7 @@ def test_lambda_by_rows(spec, beside):
     x, other = awkward(SIZES[-1])[[0, 2, 3, 2, 0]], awkward(SIZES[-1]).flip(0)[[4, 0, 3, 4, 6]]
     if beside and not spec.startswith("kl"):
         pytest.skip("takes no other model")
-    lam = torch.tensor([[0.0], [0.3], [2.0], [0.0], [1.0]])
+    lam = torch.tensor([[0.0], [1e-6], [2.0], [0.0], [0.3]])
     chosen = decoder(spec)._with({"lam": lam})
     given, context = (Context(other=other), Context(other=other.double())) if beside else (None, None)
     q = chosen.distribution(x.double(), context)
@@ -350,6 +361,8 @@ def test_codes_move_on_as_they_do_on_a_cpu(spec):
     for step in range(3):
         rows = x.roll(step, 0)
         drawn = chosen._draw_on_gpu(rows.to(DEVICE), plan_of(spec), None, None, 0, codes)
+        assert drawn.places is not None
+        codes.move_on(drawn.places, drawn.log_q.double().exp_())
         expected, log_q = chosen.sample(rows, codes=same, log_q=True)
         assert torch.equal(drawn.tokens.cpu(), expected)
         torch.testing.assert_close(drawn.log_q.cpu(), log_q, atol=1e-5, rtol=1e-5)

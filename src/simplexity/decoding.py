@@ -216,6 +216,8 @@ class Decoder(ABC):
             drawn = self._draw_on_gpu(scores.detach(), plan, generator, seeds, step, codes)
             if validate:
                 raise_for(drawn.status)
+            if codes is not None and drawn.places is not None:
+                codes.move_on(drawn.places, drawn.log_q.double().exp_())
             found = drawn.tokens, drawn.log_q if log_q else None, drawn.status
         else:
             working = as_working(scores)
@@ -313,10 +315,7 @@ class Decoder(ABC):
         rows = scores.shape[:-1]
         if codes is not None:
             codes.check(rows)
-            drawn = draw_on_gpu(scores, plan, None, 0, codes.code, places=True)
-            assert drawn.places is not None
-            codes.move_on(drawn.places, drawn.log_q.double().exp_())
-            return drawn
+            return draw_on_gpu(scores, plan, None, 0, codes.code, places=True)
         check_draw(rows, generator, seeds, step)
         if seeds is None:
             u, own = uniforms(rows, scores.device, generator).reshape(-1), None

@@ -75,7 +75,7 @@ def draw_on_gpu(
 
 
 def swept_rows(device: torch.device | str = "cuda") -> tuple[int, int]:
-    """(rows that were swept, all rows) of the fused draws on a GPU so far.
+    """(rows that were swept, all rows) that the fused kernels of a GPU were given so far, be it to draw or to write q.
 
     A row whose best few thousand tokens do not tell its q, because it is flat, say, is read as often as it takes: the
     same draw, some hundred times slower. Reads from the GPU.

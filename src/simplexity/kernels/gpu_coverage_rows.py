@@ -81,14 +81,17 @@ def climb_head(z, kept, slope, mass, second, depth, numbers, levels, steps, RULE
         level = rho * level + pace
         lowest, highest = tl.minimum(lowest, level), tl.maximum(highest, level)
     lowest = tl.where(steps == 1, pace, lowest)
+    highest = tl.where(rho < 0.0, pace * steps, highest)  # what steps overshoot by adds up
     outside = most * highest * weight_outside(kept, slope, log_mass, depth, RULE)
+    # and may lower the best token, against which all is measured
+    outside = tl.where(rho < 0.0, most * highest * largest, outside)
     rate = second_rate(numbers, False)
     steep = slope + rate
     rest = tl.maximum(second - tl.sum(tl.exp(z * steep).to(tl.float64)), 0.0).to(tl.float32)
     known = pace == rate
     # of the first normaliser: all, or what the reward of these tokens adds; 2e-7 of a sum is its rounding
     first = left_out(z, steep, second, depth, pace - rate, outside)
-    first = tl.where(known, rest * (tl.exp(outside) - 1.0) + 2e-7 * second.to(tl.float32), first)
+    first = tl.where(known, rest * (tl.exp(tl.minimum(outside, 80.0)) - 1.0) + 2e-7 * second.to(tl.float32), first)
     first = tl.minimum(first, left_out(z, slope, mass, depth, pace, outside))
     later = left_out(z, steep, second, depth, lowest - rate, outside)
     later = tl.minimum(later, left_out(z, slope, mass, depth, lowest, outside))

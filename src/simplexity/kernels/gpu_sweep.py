@@ -86,7 +86,7 @@ def sweep_cut(row_at, size, wanted, best, slope, MASS: tl.constexpr, TILE: tl.co
     if above_cut(row_at, size, -float("inf"), best, slope, MASS, TILE, NT) > wanted:
         low, high = unkey(key(least_finite(row_at, size, TILE, NT)) - 1), best
         for _ in range(PARTED):
-            part = (high - low) * 0.2
+            part = tl.where(low > -1e30, (high - low) * 0.2, 0.0)  # what some mask with would make it infinite
             low, high = narrowed(
                 row_at, size, low, high, low + part, low + 2 * part, low + 3 * part, low + 4 * part, wanted, best,
                 slope, MASS, TILE, NT,

@@ -115,7 +115,8 @@ def load_scores(row_at, other_at, own, others, tile, size, KIND: tl.constexpr, T
 @triton.jit
 def within(target, before, weight):
     """Where in a token's interval of cumulative weight the target lies, from 0 to just below 1."""
-    return tl.minimum(tl.maximum((target - before) / weight, 0.0), 0.9999999999999999)
+    most = tl.full([], 0.9999999999999999, tl.float64)  # a plain number would be a float32, 1.0
+    return tl.minimum(tl.maximum((target - before) / weight, 0.0), most)
 
 
 @triton.jit

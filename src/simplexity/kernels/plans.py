@@ -107,18 +107,20 @@ def _anchored(problem: Problem, solver: Any) -> Plan | None:
         climb = _climbed(lam, solver)
     if omega.anchor.scores is problem.scores:
         return Plan("softmax", lam=1.0 / (climb + 1.0 / tau), greedy=greedy)
-    if not isinstance(climb, Tensor) and climb == 0:
+    if not isinstance(climb, Tensor) and climb <= 0:
         return None
     return Plan("two models", lam=1.0 / climb, tau=tau, other=omega.anchor.scores, greedy=greedy)
 
 
 def _climbed(lam: float | Tensor, solver: Any) -> float | Tensor:
-    """(1 − (1 − step·λ)^J)/λ, and its limit where λ = 0."""
-    if not isinstance(lam, Tensor):
-        step = min(1.0 / lam, solver.longest) if solver.step is None else solver.step
-        return (1.0 - (1.0 - step * lam) ** solver.steps) / lam
-    step = (1.0 / lam).clamp_max(solver.longest) if solver.step is None else torch.full_like(lam, solver.step)
-    return torch.where(lam == 0, step * solver.steps, (1.0 - (1.0 - step * lam) ** solver.steps) / lam)
+    """(1 − (1 − step·λ)^J)/λ, step by step: as one formula it loses the digits of a small λ, and 0 has none."""
+    step = solver.step
+    if step is None:
+        step = (1.0 / lam).clamp_max(solver.longest) if isinstance(lam, Tensor) else min(1.0 / lam, solver.longest)
+    climb = 0.0 * lam
+    for _ in range(solver.steps):
+        climb = (1.0 - step * lam) * climb + step
+    return climb
 
 
 def _covering(problem: Problem, solver: Any) -> Plan | None:
