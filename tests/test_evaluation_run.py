@@ -194,6 +194,20 @@ def test_what_is_written_when_an_error_ends_the_run_is_graded_and_kept(plan, wri
     assert {record.batch for record in read_run(tmp_path)[2]} == {0, 1}
 
 
+def test_prompts_are_made_into_tokens_once_for_all_arms(writer, monkeypatch):
+    calls, model = [], writer.language_model
+    encode = model.encode
+    monkeypatch.setattr(
+        type(model), "encode", lambda self, prompts, *rest: calls.append((prompts, *rest)) or encode(prompts, *rest)
+    )
+    first = writer._encode(["one", "two"])
+    assert writer._encode(["one", "two"]) is first
+    assert not torch.equal(writer._encode(["one", "six"])["input_ids"], first["input_ids"])
+    monkeypatch.setattr(writer, "system", None)
+    assert writer._encode(["one", "two"])["input_ids"].shape[1] < first["input_ids"].shape[1]
+    assert len(calls) == 3
+
+
 def test_coupled_groups_beside_independent_samples(plan, writer, tmp_path):
     plan = replace(plan, n=4, coupled=(1, 2), batch=8, limit=2, max_new_tokens=4)
     go(plan, tmp_path / "both", writer)

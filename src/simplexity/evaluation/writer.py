@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class TransformersWriter:
         self.plan, self.system = plan, system
         self.language_model: LanguageModel = load_model(plan.model, device, plan.dtype)
         self.many: ManyRows | None = None
+        self.encoded: dict[Any, dict[str, Tensor]] = {}  # every arm asks the same
 
     def write_all(self, works: Iterable[Work]) -> Iterator[tuple[Work, Written]]:
         """Every batch in turn."""
@@ -39,7 +41,7 @@ class TransformersWriter:
     def write(self, work: Work) -> Written:
         """n texts for each question of the batch."""
         plan, model, start = self.plan, self.language_model, time.perf_counter()
-        inputs = model.encode([q.prompt for q in work.questions], plan.raw, self.system)
+        inputs = self._encode([q.prompt for q in work.questions])
         room = None if model.context is None else model.context - inputs["input_ids"].shape[1]
         limit = plan.max_new_tokens if room is None else min(plan.max_new_tokens, room)
         seeds = torch.tensor([seed_of(plan, q) for q in work.questions])
@@ -65,6 +67,13 @@ class TransformersWriter:
             lambda: self._texts(found, own.tolist()), time.perf_counter() - start, forward, looking,
             swept - before[0], rows - before[1],
         )  # fmt: skip
+
+    def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
+        """Token ids and mask of a batch."""
+        key = (*prompts, self.plan.raw, self.system)
+        if key not in self.encoded:
+            self.encoded[key] = self.language_model.encode(prompts, self.plan.raw, self.system)
+        return self.encoded[key]
 
     def _generate(
         self, inputs: dict[str, Tensor], decoder: str, n: int, limit: int, seeds: Tensor, coupled: bool
