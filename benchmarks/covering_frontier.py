@@ -15,7 +15,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from simplexity.evaluation.commands import _said
+from simplexity.evaluation.commands import said
 from simplexity.evaluation.plan import RunPlan
 from simplexity.evaluation.run import Progress, evaluate
 from simplexity.evaluation.tasks import task
@@ -102,7 +102,7 @@ def main() -> None:
             done.set()
             packing.join()
         pack(folder, given.out / name, digests=name == "humaneval")
-        print(f"{name}: {_said(times)}", flush=True)
+        print(f"{name}: {said(times)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from simplexity import embedded
 from simplexity.draw import derive_seeds
 from simplexity.engines.transformers import generate
-from simplexity.evaluation.commands import _said
+from simplexity.evaluation.commands import said
 from simplexity.evaluation.plan import RunPlan, at_temperatures, batches, seed_of
 from simplexity.evaluation.records import Ledger, read_run
 from simplexity.evaluation.report import write_report
@@ -155,10 +155,10 @@ def test_written_texts_travel_without_their_tokenizer():
 
 
 def test_what_is_said_of_a_run():
-    assert _said(Breakdown()) == "nothing was left to do"
-    said = _said(Breakdown(forward=6.0, looking=1.0, writing=9.0, waiting=1.0))
-    assert said == "10 s: forward 60%, draws and bookkeeping 20%, measuring entropy 10%, waiting for grades 10%"
-    assert _said(Breakdown(writing=9.0, swept=3, rows=1200)).endswith("; 0.25% of 1,200 rows swept")
+    assert said(Breakdown()) == "nothing was left to do"
+    found = said(Breakdown(forward=6.0, looking=1.0, writing=9.0, waiting=1.0))
+    assert found == "10 s: forward 60%, draws and bookkeeping 20%, measuring entropy 10%, waiting for grades 10%"
+    assert said(Breakdown(writing=9.0, swept=3, rows=1200)).endswith("; 0.25% of 1,200 rows swept")
 
 
 def test_every_sample_has_a_record_and_a_stopped_run_goes_on(plan, writer, tmp_path):

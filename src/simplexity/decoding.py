@@ -218,16 +218,18 @@ class Decoder(ABC):
                 raise_for(drawn.status)
             if codes is not None and drawn.places is not None:
                 codes.move_on(drawn.places, drawn.log_q.double().exp_())
-            found = drawn.tokens, drawn.log_q if log_q else None, drawn.status
+            tokens, logs, status = drawn.tokens, drawn.log_q if log_q else None, drawn.status
         else:
             working = as_working(scores)
             rows, device = working.shape[:-1], working.device
             by = ByNumber(uniforms(rows, device, generator, seeds, step)) if codes is None else codes.draw
             posed = self._posed(working, context, validate)
             tokens, status = self._picked(posed, by)
-            found = _blank(tokens, status), self._log_q_of(posed, tokens, status) if log_q else None, status
-        kept = [found[0]] + [found[1]] * log_q + [found[2]] * (not validate)
-        return kept[0] if len(kept) == 1 else tuple(kept)
+            logs = self._log_q_of(posed, tokens, status) if log_q else None
+            tokens = _blank(tokens, status)
+        found = (tokens, logs) if log_q else (tokens,)
+        found = found if validate else (*found, status)
+        return found if len(found) > 1 else tokens
 
     def mode(self, scores: Tensor, context: Context | None = None, validate: bool = True) -> Any:
         """The most probable token of each row, int64 `[...]`."""

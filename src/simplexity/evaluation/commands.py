@@ -176,7 +176,7 @@ def _go(plan: RunPlan, chosen: Task, out: Path, device: str | None, ray: str | N
             raise ValueError("vLLM is not installed; get it with: pip install 'simplexity[vllm]'")
     with _bars(plan) as told:
         times = evaluate(plan, chosen, out, lambda: _writer(plan, chosen, device, ray), told)
-    print(_said(times))
+    print(said(times))
     print(f"records are in {out}; simplexity report {out} makes the tables")
 
 
@@ -188,7 +188,8 @@ def _writer(plan: RunPlan, chosen: Task, device: str | None, ray: str | None) ->
     return local_writer(plan, chosen.system, device)
 
 
-def _said(times: Breakdown) -> str:
+def said(times: Breakdown) -> str:
+    """Where the seconds of a run went, in one line."""
     if not times.writing:
         return "nothing was left to do"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in times.shares().items())
