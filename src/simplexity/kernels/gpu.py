@@ -171,11 +171,16 @@ def _run(
             tally(device),
             KIND=task.kind, RULE=task.rule, STEPS=task.steps, TILE=tile, NT=tiles, NTP=padded, NG=tiles * per_tile,
             NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
-            PACK=packed if tiles * per_tile >= 2 * packed else 0, DRAW=draw,
+            PACK=packed if tiles * per_tile >= 2 * packed else 0, ROOM=_room(tiles * per_tile), DRAW=draw,
             SEEDED=uniforms is None, SCALARS=task.scalars, PLACES=places, GREEDY=plan.greedy,
             num_warps=row_warps, **_crowded(batch, device),
         )  # fmt: skip
     return Drawn(tokens, log_q, status, flags, where if places else None), Scratch(tile, tiles, warps, scalars)
+
+
+def _room(cells: int) -> int:
+    """How many tokens, score and id, can be written down in so many cells: a power of 2, 1 where it is not worth it."""
+    return 1 << (cells // 2).bit_length() - 1 if cells >= 64 else 1
 
 
 def _tables(device: torch.device, *sizes: int) -> list[Tensor]:

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from simplexity.kernels.gpu_coverage import TOP_M
 from simplexity.kernels.gpu_coverage_rows import climb_head, optimum_head
+from simplexity.kernels.gpu_sums import three_sums
 from simplexity.kernels.gpu_weights import (
     BEST,
     BOK,
@@ -108,15 +109,22 @@ def nucleus(h, ids, e, needed, bound, best):
     low, high = key(bound), key(best)  # the mass above low is enough, above high it is not
     # one sum for two: the mass, at most as large as the head, and the count in units of 2^14 above it
     UNIT: tl.constexpr = 16384.0
+    PART: tl.constexpr = 1.0 / 16384.0
     pair = e + UNIT
-    more, fewer = tl.floor(tl.sum(tl.where(h > bound, pair, 0.0)) / UNIT), tl.full([], 0.0, tl.float64)
+    more, fewer = tl.floor(tl.sum(tl.where(h > bound, pair, 0.0)) * PART), tl.full([], 0.0, tl.float64)
     while (high - low > 1) & (more - fewer > 1):
-        middle = low + (high - low) // 2
-        both = tl.sum(tl.where(h > unkey(middle), pair, 0.0))
-        count = tl.floor(both / UNIT)
-        enough = both - count * UNIT >= needed
-        low, more = tl.where(enough, middle, low), tl.where(enough, count, more)
-        high, fewer = tl.where(enough, high, middle), tl.where(enough, fewer, count)
+        part = tl.maximum((high - low) // 4, 1)
+        a, b, c = low + part, tl.minimum(low + 2 * part, high - 1), tl.minimum(low + 3 * part, high - 1)
+        at_a, at_b, at_c = three_sums(
+            tl.where(h > unkey(a), pair, 0.0), tl.where(h > unkey(b), pair, 0.0), tl.where(h > unkey(c), pair, 0.0)
+        )
+        in_a, in_b, in_c = tl.floor(at_a * PART), tl.floor(at_b * PART), tl.floor(at_c * PART)
+        a_does, b_does = at_a - in_a * UNIT >= needed, at_b - in_b * UNIT >= needed
+        c_does = at_c - in_c * UNIT >= needed
+        high = tl.where(a_does, tl.where(b_does, tl.where(c_does, high, c), b), a)
+        fewer = tl.where(a_does, tl.where(b_does, tl.where(c_does, fewer, in_c), in_b), in_a)
+        low = tl.where(c_does, c, tl.where(b_does, b, tl.where(a_does, a, low)))
+        more = tl.where(c_does, in_c, tl.where(b_does, in_b, tl.where(a_does, in_a, more)))
     cut = tl.max(tl.where(h <= unkey(high), h, -float("inf")))  # one value is left between the two
     left = needed - tl.sum(tl.where(h > cut, e, 0.0))
     tied = h == cut
@@ -183,11 +191,12 @@ def pack(h, ids, sure, number, room, PACK: tl.constexpr):
 @triton.jit
 def solve_head(
     h, ids, sure, number, bound, best, slope, mass_slope, count, share, mass, second, u, numbers, levels, steps,
-    KIND: tl.constexpr, RULE: tl.constexpr,
+    KIND: tl.constexpr, RULE: tl.constexpr, TAILS: tl.constexpr = False,
 ):  # fmt: skip
     """(cut, last tied id, η, flag, mass, token, log q, where in its interval u lies) from the scores above `bound`.
 
-    Of these, `number` of them, none is missing; the flag says that they do not suffice.
+    Of these, `number` of them, none is missing; the flag says that they do not suffice. With TAILS `sweep_tails` has
+    been there; a flag of 2 then says that they do, but for the draw.
     """
     cut = -float("inf")
     tie = tl.full([], 2147483647, tl.int32)
@@ -222,15 +231,14 @@ def solve_head(
         lacking = flag
         if KIND == BOK:
             log_weights, eta, flag = climb_head(
-                z, kept, slope, mass, second, bound - best, numbers, levels, steps, RULE
+                z, kept, slope, mass, second, bound - best, numbers, levels, steps, RULE, TAILS
             )
         else:
             log_weights, eta, flag = optimum_head(z, kept, slope, mass, second, bound - best, numbers, levels, RULE)
-        flag = tl.maximum(flag, lacking)
+        flag = tl.where(lacking == 0, flag, 1)
         w = tl.where(sure, tl.exp(log_weights), 0.0)
     else:
         w = tl.where(sure, weigh(h, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND, RULE), 0.0)
-    token, log_weight, rest = draw_head(w, ids, u)
-    # the mass of the cut is needed again where the head did not suffice
-    total = tl.where(flag == 0, tl.sum(w.to(tl.float64)), mass)
+    token, log_weight, rest, total = draw_head(w, ids, u)
+    total = tl.where(flag == 0, total, mass)  # which is needed again where the head did not suffice
     return cut, tie, eta, flag, total, token, log_weight, rest

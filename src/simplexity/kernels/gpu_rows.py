@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 
 from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward, second_rate
-from simplexity.kernels.gpu_coverage_rows import begin
+from simplexity.kernels.gpu_coverage_rows import begin, sweep_tails
 from simplexity.kernels.gpu_head import gather, head_groups, pack, solve_head
+from simplexity.kernels.gpu_sums import two_sums
 from simplexity.kernels.gpu_sweep import has_nan, sweep_row
 from simplexity.kernels.gpu_weights import (
     BEST,
@@ -98,10 +99,15 @@ def tiles(
         best = tl.max(peak, 0)
         if KIND == TOP_P or KIND == BOK or KIND == BEST:
             base = tl.where(best > -float("inf"), best, 0.0)
-            tl.store(sums + at, tl.sum(tl.sum(tl.exp2((x - base) * (slope * LOG2E)), 1), 0))
-            if KIND == BOK or KIND == BEST:
+            e = tl.exp2((x - base) * (slope * LOG2E))
+            if KIND == TOP_P:
+                tl.store(sums + at, tl.sum(tl.sum(e, 1), 0))
+            else:
                 steep = slope + second_rate(coverage + row * coverage_stride, KIND == BEST)
-                tl.store(seconds + at, tl.sum(tl.sum(tl.exp2((x - base) * (steep * LOG2E)), 1), 0))
+                by_group, steeper = two_sums(e, tl.exp2((x - base) * (steep * LOG2E)), 1)
+                first, second = two_sums(by_group, steeper)
+                tl.store(sums + at, first)
+                tl.store(seconds + at, second)
         tl.store(maxima + at, best)
         tl.store(peaks + at * COUNT + groups, peak)
 
@@ -114,7 +120,7 @@ def solve(
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
     NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     NARROW: tl.constexpr, PACK: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
-    PLACES: tl.constexpr, GREEDY: tl.constexpr,
+    ROOM: tl.constexpr, PLACES: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """K2: one row from its tiles."""
     row = tl.program_id(0)
@@ -140,7 +146,7 @@ def solve(
     if best == -float("inf"):
         state = tl.full([], 3, tl.int32)
     tl.store(status + row, state.to(tl.int8))
-    flag = tl.full([], 0, tl.int32)
+    flag, swept = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     done = state != 0
     if done:
         if DRAW:
@@ -172,22 +178,26 @@ def solve(
         if KIND == SOFTMAX or KIND == PAIR or KIND == TOP_P or KIND == BOK or KIND == BEST:
             s = tl.load(sums + row * NT + t, mask=t < NT, other=0.0).to(tl.float64)
             masses = tl.where(s > 0, s * tl.exp2((m - best) * (mass_slope * LOG2E)).to(tl.float64), 0.0)
-            total = tl.sum(masses)
         second = total
+        if KIND == TOP_P:
+            total = tl.sum(masses)
         if KIND == BOK or KIND == BEST:
             steep = slope + second_rate(numbers, KIND == BEST)
             s = tl.load(seconds + row * NT + t, mask=t < NT, other=0.0).to(tl.float64)
-            second = tl.sum(tl.where(s > 0, s * tl.exp2((m - best) * (steep * LOG2E)).to(tl.float64), 0.0))
+            steeper = tl.where(s > 0, s * tl.exp2((m - best) * (steep * LOG2E)).to(tl.float64), 0.0)
+            total, second = two_sums(masses, steeper)
         if KIND == SOFTMAX or KIND == PAIR:
             if DRAW:
-                token, log_weight, rest = draw_from(
+                token, log_weight, rest, total = draw_from(
                     at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, t, numbers, levels, STEPS,
                     KIND, RULE, TILE,
                 )  # fmt: skip
                 tl.store(tokens + row, token.to(tl.int64))
-                tl.store(log_q + row, log_weight.to(tl.float32))
+                tl.store(log_q + row, log_weight)
                 if PLACES:
                     tl.store(places + row, rest)
+            else:
+                total = tl.sum(masses)
         else:
             g = tl.arange(0, NGP)
             peak = tl.load(peaks + row * NG + g, mask=g < NG, other=-float("inf"))
@@ -208,15 +218,15 @@ def solve(
                 _, largest, pace = begin(total, numbers, levels, RULE)
                 boost = reward(numbers)[1] * largest * pace * STEPS
                 reach = (7.0 + boost) / pace
-                depth = (14.0 + 3.0 * boost + tl.log(total).to(tl.float32)) / pace
+                depth = (14.0 + 3.0 * boost + tl.log(total.to(tl.float32))) / pace
             if KIND == BEST:  # what is left out must weigh 1e−6 at most
                 boost = tl.load(numbers + BETA) * tl.load(numbers + DRAWS)
-                reach = tl.load(numbers + LAM) * (14.0 + boost + tl.log(total).to(tl.float32))
+                reach = tl.load(numbers + LAM) * (14.0 + boost + tl.log(total.to(tl.float32)))
                 depth = reach
             flag = tl.full([], 1, tl.int32)
             slots = chosen + row * GROUPS
             token = tl.full([], 0, tl.int32)
-            log_weight, rest = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
+            log_weight, rest = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float64)
             # most rows need few groups, and few tokens of these: one tile only where that does not do
             bound, least, span = best - reach, GROUPS // 2, depth
             if KIND == TOP_K:
@@ -245,19 +255,27 @@ def solve(
                     h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total,
                     second, u, numbers, levels, STEPS, KIND, RULE,
                 )  # fmt: skip
+                if KIND == BOK:
+                    if flag != 0:
+                        swept = flag
+                        sweep_tails(at, size, best, bound, slope, numbers, levels, STEPS, RULE, TILE, NT)
+                        cut, tie, eta, flag, total, token, log_weight, rest = solve_head(
+                            h, ids, sure, number_sure, bound, best, slope, mass_slope, count, share, total,
+                            second, u, numbers, levels, STEPS, KIND, RULE, True,
+                        )  # fmt: skip
             if flag != 0:
+                swept = flag
                 cut, tie, eta, masses = sweep_row(
-                    at, size, best, slope, mass_slope, count, share, total, t, numbers, levels, STEPS,
-                    KIND, RULE, TILE, NT, NTP,
+                    at, size, best, slope, mass_slope, count, share, total, cut, tie, eta, flag, t, numbers, levels,
+                    peaks + row * NG, STEPS, KIND, RULE, ROOM, TILE, NT, NTP,
                 )  # fmt: skip
-                total = tl.sum(masses)
-                token, log_weight, rest = draw_from(
+                token, log_weight, rest, total = draw_from(
                     at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, t, numbers, levels, STEPS,
                     KIND, RULE, TILE,
                 )  # fmt: skip
             if DRAW:
                 tl.store(tokens + row, token.to(tl.int64))
-                tl.store(log_q + row, log_weight.to(tl.float32))
+                tl.store(log_q + row, log_weight)
                 if PLACES:
                     tl.store(places + row, rest)
         tl.store(base, best)
@@ -265,10 +283,10 @@ def solve(
         tl.store(base + 2, tie.to(tl.float32, bitcast=True))
         tl.store(base + 3, eta)
         tl.store(base + 4, total.to(tl.float32))
-    tl.store(flags + row, flag)
+    tl.store(flags + row, (swept != 0).to(tl.int32))
     if row == 0:
         tl.atomic_add(tally, tl.num_programs(0).to(tl.int64))
-    if flag != 0:
+    if swept != 0:
         tl.atomic_add(tally + 1, tl.full([], 1, tl.int64))
 
 

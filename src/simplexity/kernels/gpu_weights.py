@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from simplexity.kernels.gpu_coverage import climb, optimum
+from simplexity.kernels.gpu_sums import sum_and_largest, two_sums
 
 SOFTMAX = tl.constexpr(0)  # exp(a·x)
 TOP_K = tl.constexpr(1)  # the same, x among the k best
@@ -18,6 +19,7 @@ BEST = tl.constexpr(6)  # Best-of-K, the optimum
 PAIR = tl.constexpr(7)  # exp(a·x + b·y), y another model's logits
 MIN_P = tl.constexpr(8)  # exp(a·x), x near enough to the best
 LOG2E = tl.constexpr(1.4426950408889634)
+STAGES = tl.constexpr(3)  # tiles of a sweep that are on their way at once
 
 
 @triton.jit
@@ -124,35 +126,29 @@ def draw_from(
     row_at, other_at, own, others, size, best, slope, cut, tie, eta, u, masses, tile_ids, numbers, levels, steps,
     KIND: tl.constexpr, RULE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """(token, log q, where in its interval u lies): a tile by its mass, then a token of that tile, by one number u."""
-    total = tl.sum(masses)
+    """(token, log q, where in its interval u lies, Σ): a tile by its mass, then a token of that tile, by a number u."""
+    total, last = sum_and_largest(masses, tl.where(masses > 0, tile_ids, 0))
     ends = tl.cumsum(masses, 0)
     target = u * total
-    last = tl.max(tl.where(masses > 0, tile_ids, 0))
     chosen = tl.minimum(tl.sum((ends <= target).to(tl.int32)), last)
-    mass = tl.sum(tl.where(tile_ids == chosen, masses, 0.0))
-    before = tl.sum(tl.where(tile_ids < chosen, masses, 0.0))
+    mass, before = two_sums(tl.where(tile_ids == chosen, masses, 0.0), tl.where(tile_ids < chosen, masses, 0.0))
     share = tl.maximum((target - before) / mass, 0.0)
     ids, x = load_scores(row_at, other_at, own, others, chosen, size, KIND, TILE)
     w = weigh(x, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND, RULE).to(tl.float64)
     w = tl.where(ids < size, w, 0.0)
     inside = tl.cumsum(w, 0)
-    full = tl.sum(w)
-    final = tl.max(tl.where(w > 0, ids, 0))
+    full, final = sum_and_largest(w, tl.where(w > 0, ids, 0))
     token = tl.minimum(chosen * TILE + tl.sum((inside <= share * full).to(tl.int32)), final)
-    weight = tl.sum(tl.where(ids == token, w, 0.0))
-    rest = within(share * full, tl.sum(tl.where(ids < token, w, 0.0)), weight)
-    return token, tl.log(weight / total), rest
+    weight, passed = two_sums(tl.where(ids == token, w, 0.0), tl.where(ids < token, w, 0.0))
+    return token, tl.log((weight / total).to(tl.float32)), within(share * full, passed, weight), total
 
 
 @triton.jit
 def draw_head(w, ids, u):
-    """(token, log q, where in its interval u lies) from the weights of a head, whose ids ascend."""
+    """(token, log q, where in its interval u lies, Σ w) from the weights of a head, whose ids ascend."""
     w = w.to(tl.float64)
-    total = tl.sum(w)
-    final = tl.max(tl.where(w > 0, ids, -1))
+    total, final = sum_and_largest(w, tl.where(w > 0, ids, -1))
     passed = tl.cumsum(w, 0) <= u * total
     token = tl.minimum(tl.min(tl.where(passed | (w <= 0), 2147483647, ids)), final)
-    weight = tl.sum(tl.where(ids == token, w, 0.0))
-    rest = within(u * total, tl.sum(tl.where(ids < token, w, 0.0)), weight)
-    return token, tl.log(weight / total), rest
+    weight, before = two_sums(tl.where(ids == token, w, 0.0), tl.where(ids < token, w, 0.0))
+    return token, tl.log((weight / total).to(tl.float32)), within(u * total, before, weight), total
