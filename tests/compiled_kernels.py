@@ -12,11 +12,12 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from simplexity import decoder
-from simplexity.kernels import gpu
+from simplexity import Codes, decoder
+from simplexity.kernels import gpu, gpu_codes
 from simplexity.kernels.gpu_attention import attention
 from simplexity.kernels.gpu_moments import MomentsOnGPU
 from simplexity.kernels.plans import Plan, plan_for
+from simplexity.siblings import Siblings
 
 SPECS = [
     "softmax", "top-k:k=50", "top-p:p=0.9", "min-p", "sparsemax", "entmax", "bok", "bok:weights=top-m",
@@ -79,6 +80,9 @@ def main(specs: list[str]) -> None:
     gpu.fused_distribution(x, plan)
     what = "moments"
     MomentsOnGPU(x).at(torch.ones(2, dtype=torch.float64))
+    what, codes = "codes", Codes.spread([1, 2], 3)
+    gpu_codes.respread(codes, Siblings(6, 3))
+    gpu_codes.move_on(codes, torch.rand(6, dtype=torch.float64), torch.zeros(6))
     what, kept = "attention", torch.zeros(2, 2, 64, 64, dtype=torch.bfloat16)
     attention(torch.zeros(2, 14, 64, dtype=torch.bfloat16), kept, kept, torch.arange(2), torch.ones(2).long(), 0.1)
 

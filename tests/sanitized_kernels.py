@@ -11,10 +11,11 @@ from itertools import islice
 
 import torch
 
-from simplexity import Context, decoder
-from simplexity.kernels import gpu
+from simplexity import Codes, Context, decoder
+from simplexity.kernels import gpu, gpu_codes
 from simplexity.kernels.gpu_attention import attention
 from simplexity.kernels.gpu_moments import MomentsOnGPU
+from simplexity.siblings import Siblings
 from test_kernels_gpu import DEVICE, SPECS, awkward, plan_for, plan_of
 
 SIZES = (111, 32_003) if DEVICE == "cuda" else (111,)
@@ -40,6 +41,9 @@ def runs() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{spec} {size} by rows", lambda x=x, plan=by_rows: gpu.fused_distribution(x, plan)
         beta = torch.ones(7, dtype=torch.float64, device=DEVICE)
         yield f"moments {size}", lambda x=x, beta=beta: MomentsOnGPU(x).at(beta)
+    codes = Codes.spread(range(90), 3, DEVICE)
+    yield "codes spread again", lambda: gpu_codes.respread(codes, Siblings(270, 3, DEVICE))
+    yield "codes moved on", lambda: gpu_codes.move_on(codes, codes.code, torch.zeros(270, device=DEVICE))
     kept = torch.randn(3, 2, 100, 64, device=DEVICE).to(torch.bfloat16)
     asked, lengths = kept[:, 0, :14].contiguous(), torch.tensor([1, 64, 100], device=DEVICE)
     yield "attention", lambda: attention(asked, kept, kept, torch.arange(3, device=DEVICE), lengths, 0.1)

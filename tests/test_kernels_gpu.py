@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from simplexity import Codes, Context, decoder, effective_temperature, entropy  # noqa: E402
 from simplexity.draw import uniform  # noqa: E402
-from simplexity.kernels import gpu, gpu_sweep, log_q_on_gpu, swept_rows  # noqa: E402
+from simplexity.kernels import gpu, gpu_codes, gpu_sweep, log_q_on_gpu, swept_rows  # noqa: E402
 from simplexity.kernels.gpu_moments import MomentsOnGPU  # noqa: E402
 from simplexity.kernels.plans import plan_for  # noqa: E402
 from simplexity.siblings import Siblings  # noqa: E402
@@ -385,7 +385,7 @@ def test_codes_move_on_as_they_do_on_a_cpu(spec):
         rows = x.roll(step, 0)
         drawn = chosen._draw_on_gpu(rows.to(DEVICE), plan_of(spec), None, None, 0, codes)
         assert drawn.places is not None
-        codes.move_on(drawn.places, drawn.log_q.double().exp_())
+        gpu_codes.move_on(codes, drawn.places, drawn.log_q)
         expected, log_q = chosen.sample(rows, codes=same, log_q=True)
         assert torch.equal(drawn.tokens.cpu(), expected)
         torch.testing.assert_close(drawn.log_q.cpu(), log_q, atol=1e-5, rtol=1e-5)
@@ -393,6 +393,30 @@ def test_codes_move_on_as_they_do_on_a_cpu(spec):
         apart = (apart + 3e-7) / log_q.double().exp()
         assert bool(((codes.code.cpu() - same.code).abs() <= apart).all())
         codes.code = same.code.to(DEVICE)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_codes_on_a_gpu_are_those_of_a_cpu(size):
+    """Bit for bit, or coupled texts would depend on the device."""
+    g = torch.Generator().manual_seed(size)
+    groups = 100  # more rows than one program has
+    codes, same = Codes.spread(range(groups), size, DEVICE), Codes.spread(range(groups), size)
+    siblings, theirs = Siblings(groups * size, size, DEVICE), Siblings(groups * size, size)
+    for step in (0, 1, torch.arange(groups * size), torch.tensor(5)):
+        tokens = torch.randint(0, 2, (groups * size,), generator=g)
+        siblings.follow(tokens.to(DEVICE))
+        theirs.follow(tokens)
+        codes.step, same.step = step.to(DEVICE) if isinstance(step, torch.Tensor) else step, step
+        counts = gpu_codes.respread(codes, siblings)
+        same.respread(theirs)
+        assert torch.equal(counts.cpu(), theirs.count)
+        assert torch.equal(codes.code.cpu(), same.code)
+        rest, log_q = torch.rand(groups * size, generator=g, dtype=torch.float64), torch.zeros(groups * size)
+        log_q[::2] = -torch.inf  # no bit is left
+        gpu_codes.move_on(codes, rest.to(DEVICE), log_q.to(DEVICE))
+        same.move_on(rest, log_q.double().exp())
+        assert torch.equal(codes.code.cpu(), same.code)
+        assert torch.equal(torch.as_tensor(codes.step).cpu(), torch.as_tensor(same.step))
 
 
 def test_rows_and_those_swept_are_counted():

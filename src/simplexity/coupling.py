@@ -64,7 +64,7 @@ class Codes:
         """
         first, rank = siblings.places()
         seeds = self.seeds.view(-1, siblings.size).gather(-1, first).flatten()
-        self.code = (uniform(seeds, self.step, NODE) + rank.flatten() / siblings.count) % 1.0
+        self.code = (uniform(seeds, self.step, NODE) + rank.flatten().double() / siblings.count) % 1.0
 
     def draw(self, q: Tensor) -> Tensor:
         """One token per row of q `[rows, n]`, int64 `[rows]`; the codes move on."""

@@ -19,7 +19,7 @@ from simplexity.certificate import Certificate, certify
 from simplexity.context import Context
 from simplexity.coupling import Codes
 from simplexity.draw import ByNumber, Pick, Seeds, as_seeds, check_draw, mode, uniforms
-from simplexity.kernels import OnGPU, Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu
+from simplexity.kernels import OnGPU, Plan, draw_fused, draw_on_gpu, gpu_plan, log_q_fused, log_q_on_gpu, move_on_gpu
 from simplexity.parameters import Rule, plain, rule_of
 from simplexity.penalties import penalise
 from simplexity.problem import Problem, Status, raise_for, status_of
@@ -217,7 +217,7 @@ class Decoder(ABC):
             if validate:
                 raise_for(drawn.status)
             if codes is not None and drawn.places is not None:
-                codes.move_on(drawn.places, drawn.log_q.double().exp_())
+                move_on_gpu(codes, drawn.places, drawn.log_q)
             tokens, logs, status = drawn.tokens, drawn.log_q if log_q else None, drawn.status
         else:
             working = as_working(scores)

@@ -24,6 +24,7 @@ from simplexity.engines.clock import Clock
 from simplexity.engines.live_rows import Leaving, Rows
 from simplexity.engines.trace import Trace
 from simplexity.engines.transformers import Generated
+from simplexity.kernels import respread
 
 if TYPE_CHECKING:
     from simplexity.coupling import Codes
@@ -154,9 +155,7 @@ class ManyRows:
         size = len(scores)
         slots, over, siblings, codes = self.slots[:size], rows.over[:size], rows.siblings_of(size), rows.codes_of(size)
         if rows.counts is not None and siblings is not None:
-            rows.counts[:size] = siblings.count
-        if codes is not None and siblings is not None:
-            codes.respread(siblings)
+            rows.counts[:size] = respread(codes, siblings)
         context = rows.context(self.slots, size, rows.step if step is None else step)
         tokens, bad = self._draw(chosen, scores, context, codes)
         if rows.codes is not None and codes is not None:

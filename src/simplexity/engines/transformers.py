@@ -29,6 +29,7 @@ from simplexity.engines.ends import Ends
 from simplexity.engines.other_model import OtherModel, Reading
 from simplexity.engines.roomy_cache import roomy_cache
 from simplexity.engines.trace import Trace
+from simplexity.kernels import respread
 from simplexity.masks import Masker, allowed
 from simplexity.siblings import Siblings
 
@@ -114,7 +115,7 @@ class DecoderProcessor(LogitsProcessor):
         context = Context(tokens, step, seeds, self._siblings(written), other, rewards, mask)
         if self.codes is not None:
             if self.siblings is not None:
-                self.codes.respread(self.siblings)
+                respread(self.codes, self.siblings)
             tokens = self.decoder.sample(scores, step=step, context=context, codes=self.codes)
         elif self.mode:
             tokens = self.decoder.mode(scores, context=context)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from simplexity.anchor import AnchorCoverage, AnchorKL
+from simplexity.coupling import Codes
 from simplexity.draw import Pick
 from simplexity.kernels.cpu_coverage import draw_coverage, log_q_coverage
 from simplexity.kernels.cpu_entropic import draw_entropic
@@ -20,6 +21,7 @@ from simplexity.kernels.plans import Plan, plan_for
 from simplexity.measures import Moments
 from simplexity.problem import Problem
 from simplexity.regularisers import NegEntropy, Sum
+from simplexity.siblings import Siblings
 from simplexity.supports import Everything, TopK, TopP
 
 Kernel = Callable[[Problem, Any, Tensor, Pick], Tensor | None]
@@ -72,6 +74,24 @@ def draw_on_gpu(
     drawn = fused_draw(logits.reshape(-1, logits.shape[-1]), plan.expand(rows), seeds, step, u, places)
     found = (drawn.tokens, drawn.log_q, drawn.status, drawn.places)
     return OnGPU(*(None if table is None else table.view(rows) for table in found))  # pyright: ignore[reportArgumentType]
+
+
+def move_on_gpu(codes: Codes, places: Tensor, log_q: Tensor) -> None:
+    """The codes move on to the next token after a fused draw: see `Codes.move_on`."""
+    from simplexity.kernels.gpu_codes import move_on
+
+    move_on(codes, places, log_q)
+
+
+def respread(codes: Codes | None, siblings: Siblings) -> Tensor:
+    """How many samples share each row's text, int64 `[rows]`; codes, where there are any, are spread anew over them."""
+    if codes is None or not (codes.code.is_cuda and has_triton()):
+        if codes is not None:
+            codes.respread(siblings)
+        return siblings.count
+    from simplexity.kernels import gpu_codes
+
+    return gpu_codes.respread(codes, siblings)
 
 
 def swept_rows(device: torch.device | str = "cuda") -> tuple[int, int]:

@@ -285,9 +285,9 @@ def solve(
         tl.store(base + 4, total.to(tl.float32))
     tl.store(flags + row, (swept != 0).to(tl.int32))
     if row == 0:
-        tl.atomic_add(tally, tl.num_programs(0).to(tl.int64))
+        tl.atomic_add(tally, tl.num_programs(0).to(tl.int64), sem="relaxed")
     if swept != 0:
-        tl.atomic_add(tally + 1, tl.full([], 1, tl.int64))
+        tl.atomic_add(tally + 1, tl.full([], 1, tl.int64), sem="relaxed")
 
 
 @triton.jit

@@ -55,12 +55,12 @@ def weigh(x, ids, best, slope, cut, tie, eta, numbers, levels, steps, KIND: tl.c
 
 
 @triton.jit
-def uniform(seed, step):
+def uniform(seed, step, STREAM: tl.constexpr = 0):
     """A number in [0, 1) with 53 random bits for a seed and a step: SplitMix64's finaliser, as `simplexity.draw`."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     z = mix(seed.to(tl.uint64) + golden)
     z = mix(z + step.to(tl.uint64) * golden)
-    z = mix(z)  # stream 0
+    z = mix(z + STREAM * golden)
     return (z >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
