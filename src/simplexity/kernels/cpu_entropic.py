@@ -14,7 +14,7 @@ from simplexity.cuts import CUT
 from simplexity.draw import ByNumber, Pick
 from simplexity.problem import Problem
 from simplexity.regularisers import Sum
-from simplexity.rows import FLOORS, block_length, exp_, in_blocks
+from simplexity.rows import FLOORS, block_length, exp_, in_blocks, total
 from simplexity.supports import TopP
 
 FEW = 512  # tokens that a loop in Python handles faster than torch
@@ -61,7 +61,7 @@ def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Ten
     if len(places) > FEW:
         return None
     e = torch.sub(scores, best).mul_(1.0 / tau).clamp_min_(FLOORS[scores.dtype][0]).exp_()
-    needed = p * sum(in_blocks(e).sum(-1).tolist())  # as `total`: short sums in float32, their sum in float64
+    needed = p * float(total(e))
     values = inside.index_select(0, places).tolist()
     weights = [math.exp((value - best) / tau) for value in values]
     mass, kept = 0.0, []
