@@ -178,14 +178,26 @@ def pack(h, ids, sure, number, room, PACK: tl.constexpr):
     place = tl.cumsum(sure.to(tl.int32), 0) - 1
     fits = sure & (place < PACK)
     tl.debug_barrier()  # all have read what lies there
+    write_down(room, place, h, ids, fits, PACK)
+    return written_down(room, number, PACK)
+
+
+@triton.jit
+def write_down(room, place, h, ids, fits, ROOM: tl.constexpr):
+    """Scores and ids side by side, for all threads to read."""
     tl.store(room + place, h, mask=fits)
-    tl.store(room + PACK + place, ids.to(tl.float32, bitcast=True), mask=fits)
+    tl.store(room + ROOM + place, ids.to(tl.float32, bitcast=True), mask=fits)
+
+
+@triton.jit
+def written_down(room, number, ROOM: tl.constexpr):
+    """(scores, ids, whether there is one) of what was."""
     tl.debug_barrier()
-    lane = tl.arange(0, PACK)
+    lane = tl.arange(0, ROOM)
     held = lane < number
-    packed = tl.load(room + lane, mask=held, other=-float("inf"))
-    names = tl.load(room + PACK + lane, mask=held, other=0.0).to(tl.int32, bitcast=True)
-    return packed, tl.where(held, names, 2147483647), held
+    h = tl.load(room + lane, mask=held, other=-float("inf"))
+    ids = tl.load(room + ROOM + lane, mask=held, other=0.0).to(tl.int32, bitcast=True)
+    return h, tl.where(held, ids, 2147483647), held
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from simplexity.kernels.gpu_coverage import TOP_M
 from simplexity.kernels.gpu_coverage_rows import sweep_climb, sweep_optimum
-from simplexity.kernels.gpu_head import best_k, nucleus
+from simplexity.kernels.gpu_head import best_k, nucleus, write_down, written_down
 from simplexity.kernels.gpu_sums import two_sums
 from simplexity.kernels.gpu_weights import (
     BEST,
@@ -83,27 +83,25 @@ def narrowed(
 
 @triton.jit
 def between(row_at, size, low, high, room, ROOM: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr):
-    """(scores, ids, how many) of the entries above `low` and not above `high`, written down at `room`; ids ascend.
+    """(scores, ids, how many, the lowest, the highest) of the entries above `low` and not above `high`; ids ascend.
 
-    Of no use where there are more than ROOM.
+    They are written down at `room`. Where there are more than ROOM the first two are of no use.
     """
     number = tl.full([], 0, tl.int32)
+    lowest, highest = tl.full([TILE], float("inf"), tl.float32), tl.full([TILE], -float("inf"), tl.float32)
     tl.debug_barrier()  # all have read what lies there
     for tile in range(NT):
         ids, x = load_tile(row_at, tile, size, TILE)
         hit = (x > low) & (x <= high)
+        lowest = tl.minimum(lowest, tl.where(hit, x, float("inf")))
+        highest = tl.maximum(highest, tl.where(hit, x, -float("inf")))
         here = tl.sum(hit.to(tl.int32))
         if (here > 0) & (number + here <= ROOM):
             place = number + tl.cumsum(hit.to(tl.int32), 0) - 1
-            tl.store(room + place, x, mask=hit)
-            tl.store(room + ROOM + place, ids.to(tl.float32, bitcast=True), mask=hit)
+            write_down(room, place, x, ids, hit, ROOM)
         number += here
-    tl.debug_barrier()
-    lane = tl.arange(0, ROOM)
-    held = lane < number
-    x = tl.load(room + lane, mask=held, other=-float("inf"))
-    ids = tl.load(room + ROOM + lane, mask=held, other=0.0).to(tl.int32, bitcast=True)
-    return x, tl.where(held, ids, 2147483647), number
+    x, ids, _ = written_down(room, number, ROOM)
+    return x, ids, number, tl.min(lowest), tl.max(highest)
 
 
 @triton.jit
@@ -148,7 +146,7 @@ def sweep_cut(
             rounds += 1
             if ROOM > 1:
                 if (rounds == 3) | (rounds == 5) | (rounds == 8):
-                    x, ids, number = between(row_at, size, low, high, room, ROOM, TILE, NT)
+                    x, ids, number, lowest, highest = between(row_at, size, low, high, room, ROOM, TILE, NT)
                     if number <= ROOM:
                         if MASS:
                             e = tl.where(x > low, tl.exp2((x - best) * (slope * LOG2E)), 0.0).to(tl.float64)
@@ -156,6 +154,9 @@ def sweep_cut(
                         else:
                             cut, tie = best_k(x, ids, (wanted - at_high).to(tl.int32), low, high)
                         searching = searching & (number < 0)
+                    elif number > 0:  # ties: scores in half precision have few values
+                        low, high = unkey(key(lowest) - 1), highest
+                        left, right = key(low), key(high)
         if searching:
             cut, tie = high, tl.full([], -1, tl.int32)
             left_over, before = wanted - at_high, at_high * 0.0
