@@ -85,13 +85,14 @@ def move_on_gpu(codes: Codes, places: Tensor, log_q: Tensor) -> None:
 
 def respread(codes: Codes | None, siblings: Siblings) -> Tensor:
     """How many samples share each row's text, int64 `[rows]`; codes, where there are any, are spread anew over them."""
-    if codes is None or not (codes.code.is_cuda and has_triton()):
-        if codes is not None:
-            codes.respread(siblings)
-        return siblings.count
-    from simplexity.kernels import gpu_codes
+    if codes is not None and codes.code.is_cuda and has_triton():
+        from simplexity.kernels import gpu_codes
 
-    return gpu_codes.respread(codes, siblings)
+        if siblings.size <= gpu_codes.LARGEST:
+            return gpu_codes.respread(codes, siblings)
+    if codes is not None:
+        codes.respread(siblings)
+    return siblings.count
 
 
 def swept_rows(device: torch.device | str = "cuda") -> tuple[int, int]:

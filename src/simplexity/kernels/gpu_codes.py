@@ -1,6 +1,6 @@
 """Codes of coupled draws on a GPU: one launch where torch takes thirty, each as long as a hundredth of a small draw.
 
-Bit for bit what `simplexity.coupling.Codes` does, up to the width of a token's interval, which comes as its logarithm.
+What `simplexity.coupling.Codes` does, up to the last digits of a token's width, which comes as its logarithm.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
@@ -20,6 +20,7 @@ from simplexity.kernels.gpu_weights import uniform
 from simplexity.siblings import Siblings
 
 BLOCK = 256
+LARGEST = 128  # samples of a group, all pairs of which one program looks at
 OWN_STREAM, NODE_STREAM = tl.constexpr(OWN), tl.constexpr(NODE)
 
 
@@ -90,6 +91,6 @@ def respread(codes: Codes, siblings: Siblings) -> Tensor:
 def _step(codes: Codes) -> tuple[Tensor, int]:
     """The step in memory of the device, and the stride from row to row."""
     if isinstance(codes.step, Tensor):
-        step = codes.step.reshape(-1)
+        step = codes.step.to(codes.code.device).reshape(-1)
         return step, 0 if len(step) == 1 else step.stride(0)
     return torch.full((1,), codes.step, device=codes.code.device), 0

@@ -224,9 +224,11 @@ def sweep_tails(
     lam, most, _ = reward(numbers)
     rho = 1.0 - pace * lam
     level, tail = lam * 0.0, lam * 0.0 + 1.0
+    # where no reward makes up for a score, at the bound or below, each is smaller than the last
+    falls = (rho >= 0.0) & (bound - best + most * weight(bound - best, slope, log_mass, bound > best, RULE) <= 0.0)
     for j in range(steps):
         level = rho * level + pace
-        if (tail > FAINT) | (rho < 0.0):  # otherwise each is smaller than the last
+        if (tail > FAINT) | ~falls:
             found = tl.zeros([TILE], tl.float32)
             for tile in tl.range(NT, num_stages=STAGES):
                 ids, x = load_tile(row_at, tile, size, TILE)

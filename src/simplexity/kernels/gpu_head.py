@@ -126,6 +126,8 @@ def nucleus(h, ids, e, needed, bound, best):
         low = tl.where(c_does, c, tl.where(b_does, b, tl.where(a_does, a, low)))
         more = tl.where(c_does, in_c, tl.where(b_does, in_b, tl.where(a_does, in_a, more)))
     cut = tl.max(tl.where(h <= unkey(high), h, -float("inf")))  # one value is left between the two
+    # none where all together hold a rounding less than is needed
+    cut = tl.where(cut > -float("inf"), cut, tl.min(tl.where(h > bound, h, float("inf"))))
     left = needed - tl.sum(tl.where(h > cut, e, 0.0))
     tied = h == cut
     mass = tl.cumsum(tl.where(tied, e, 0.0), 0)

@@ -6,10 +6,13 @@ A reduction is latency, a chain of shuffles and barriers that takes as long for 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false, reportOperatorIssue=false
 
+import os
+
 import triton
 import triton.language as tl
 
-TOGETHER = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter would add lane by lane, in Python
+# the interpreter would add lane by lane, in Python
+TOGETHER = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0").lower() not in ("1", "true", "yes", "on", "y"))
 
 
 @triton.jit
