@@ -9,7 +9,7 @@ import torch
 import simplexity as sx
 from simplexity import Context, decoder
 from simplexity.draw import ByNumber, inverse_cdf, uniform
-from simplexity.kernels import draw_fused
+from simplexity.kernels import cpu_entropic, draw_fused
 from simplexity.kernels.cpu_coverage import draw_coverage
 from simplexity.rows import block_maxima
 
@@ -308,3 +308,24 @@ def test_what_is_left_out_of_an_exact_optimum_weighs_next_to_nothing(scale):
     q = chosen.distribution(x.double()).sort(-1, descending=True).values
     q[:, : found.shape[-1]] -= found
     assert 0.5 * q.abs().sum(-1).max() < 3e-6
+
+
+@pytest.mark.parametrize("size", [20_000, 20_011])  # the second has no short divisor
+@pytest.mark.parametrize("p", [0.9, 0.99])
+def test_one_row_with_hundreds_in_its_nucleus(monkeypatch, size, p):
+    """Scores that fall with the logarithm of the rank, some of them tied or forbidden: sorted without the rest."""
+    sorted_by, answers = cpu_entropic._by_sorting, []
+    monkeypatch.setattr(cpu_entropic, "_by_sorting", lambda *given: answers.append(sorted_by(*given)) or answers[-1])
+    g, chosen = torch.Generator().manual_seed(size), decoder(f"top-p:p={p},temperature=0.8")
+    x = (-1.7 * torch.log1p(torch.arange(size) / 60))[torch.randperm(size, generator=g)]
+    halves, masked = x.bfloat16().float(), x + 1e4
+    masked[::7] = -torch.inf
+    for row in (x, halves, masked):
+        q = chosen.distribution(row.double())
+        ends = q.cumsum(-1)
+        for seed in range(20):
+            token, u = int(chosen.sample(row, seeds=seed)), float(uniform(torch.tensor(seed)))
+            assert float(ends[token] - q[token]) - 1e-6 <= u <= float(ends[token]) + 1e-6
+            assert q[token] > 0
+    assert len(answers) == 60, "some row was not drawn this way"
+    assert p > 0.9 or None not in answers

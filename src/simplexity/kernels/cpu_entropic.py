@@ -12,12 +12,16 @@ from torch import Tensor
 from simplexity.anchor import AnchorKL
 from simplexity.cuts import CUT
 from simplexity.draw import ByNumber, Pick
+from simplexity.narrow import crowded
 from simplexity.problem import Problem
 from simplexity.regularisers import Sum
-from simplexity.rows import FLOORS, block_length, exp_, in_blocks, total
+from simplexity.rows import FLOORS, block_length, exp_, in_blocks, places, total
 from simplexity.supports import TopP
 
 FEW = 512  # tokens that a loop in Python handles faster than torch
+HOT = 128  # blocks that hold them
+MANY = 4096  # tokens that are sorted
+RARELY = 30.0  # times (1 − p)/V of the mass: tokens with less are seldom needed
 
 
 def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> Tensor | None:
@@ -46,23 +50,37 @@ def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> T
 
 
 def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Tensor) -> Tensor | None:
-    """The token `[...]` of one row; None where too many are left for plain Python.
-
-    The few numbers above the cut leave torch: what takes a tensor operation microseconds takes a list nanoseconds.
-    """
+    """The token `[...]` of one row; None where too many are left."""
     best = float(peaks.amax())
     floor = min(best + tau * math.log(CUT), math.nextafter(best, -math.inf))
     hot = (peaks > floor).nonzero().view(-1)
-    length = block_length(len(scores))
-    if len(hot) > FEW // 4:
-        return None
-    inside = in_blocks(scores, fill=-math.inf).index_select(0, hot).view(-1)
-    places = (inside > floor).nonzero().view(-1)
-    if len(places) > FEW:
-        return None
+    found = inside = None
+    if len(hot) <= HOT:
+        inside = in_blocks(scores, fill=-math.inf).index_select(0, hot).view(-1)
+        found = (inside > floor).nonzero().view(-1)
+    if found is None or len(found) > FEW:
+        found = None
+        if crowded(scores, floor):
+            return None
     e = torch.sub(scores, best).mul_(1.0 / tau).clamp_min_(FLOORS[scores.dtype][0]).exp_()
-    needed = p * float(total(e))
-    values = inside.index_select(0, places).tolist()
+    mass = float(total(e))
+    token = None
+    if found is not None and inside is not None:
+        chosen = _by_lists(inside.index_select(0, found).tolist(), best, tau, p * mass, float(u))
+        if chosen is not None:
+            length = block_length(len(scores))
+            block, offset = divmod(found.tolist()[chosen], length)
+            token = hot.tolist()[block] * length + offset
+    if token is None:
+        token = _by_sorting(scores, e, mass, p, float(u))
+    return None if token is None else torch.full(u.shape, token, device=u.device)
+
+
+def _by_lists(values: list[float], best: float, tau: float, needed: float, u: float) -> int | None:
+    """The place drawn among scores, ascending by id; None where all together hold less than is needed.
+
+    The few numbers above a cut leave torch: what takes a tensor operation microseconds takes a list nanoseconds.
+    """
     weights = [math.exp((value - best) / tau) for value in values]
     mass, kept = 0.0, []
     for i in sorted(range(len(values)), key=values.__getitem__, reverse=True):  # stable: of equals the lowest id first
@@ -72,14 +90,36 @@ def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Ten
         mass += weights[i]
     if mass < needed:
         return None
-    left, chosen = float(u) * mass, max(kept)  # the last one, should rounding leave anything
+    left, chosen = u * mass, max(kept)  # the last one, should rounding leave anything
     for i in sorted(kept):
         left -= weights[i]
         if left < 0:
             chosen = i
             break
-    block, offset = divmod(places.tolist()[chosen], length)
-    return torch.full(u.shape, hot.tolist()[block] * length + offset, device=u.device)
+    return chosen
+
+
+def _by_sorting(scores: Tensor, e: Tensor, mass: float, p: float, u: float) -> int | None:
+    """The token drawn from a nucleus of some hundreds, whose masses are e `[V]`; None where it has more."""
+    floor = (mass - p * mass) * RARELY / len(e)
+    if floor <= 0:
+        return None
+    padded = in_blocks(torch.gt(e, floor, out=torch.empty_like(e))).view(
+        -1
+    )  # of numbers first: faster than a mask at once
+    ids = places(padded.bool())
+    if len(ids) > MANY:
+        return None
+    masses = e.index_select(0, ids)
+    order = scores.index_select(0, ids).sort(descending=True, stable=True).indices
+    ends = masses.index_select(0, order).cumsum(0, dtype=torch.float64)
+    count = int(torch.searchsorted(ends, p * mass)) + 1
+    if count > len(ids):
+        return None
+    kept = order[:count].sort().values
+    ends = masses.index_select(0, kept).cumsum(0, dtype=torch.float64)
+    place = min(int(torch.searchsorted(ends, u * float(ends[-1]), right=True)), count - 1)
+    return int(ids[kept[place]])
 
 
 def _is(value: float | Tensor, number: float) -> bool:
