@@ -265,13 +265,13 @@ def test_a_nucleus_that_lacks_a_rounding_is_everything():
         assert (cut.item(), last.item()) == expected
 
 
-@pytest.mark.skipif(GPU, reason="the interpreter calls what it finds; compiled kernels do not")
 @pytest.mark.parametrize("spec", ["top-p:p=0.95,temperature=2", "top-k:k=1500", "bok:weights=top-m,m=900,beta=1"])
 def test_a_cut_is_found_in_few_sweeps(monkeypatch, spec):
     for name, value in {"TILE": 1024, "GROUP": 16, "GROUPS": 32}.items():
         monkeypatch.setattr(gpu, name, value)
     sweeps, narrowed = [], gpu_sweep.narrowed
-    monkeypatch.setattr(gpu_sweep, "narrowed", lambda *given: sweeps.append(1) or narrowed(*given))
+    if not GPU:  # the interpreter calls what it finds; compiled kernels do not
+        monkeypatch.setattr(gpu_sweep, "narrowed", lambda *given: sweeps.append(1) or narrowed(*given))
     x = torch.randn(6, 2500, generator=torch.Generator().manual_seed(2))
     x[1] = x[1].bfloat16().float()
     x[2] = x[2].round()  # more ties than can be written down
@@ -281,11 +281,12 @@ def test_a_cut_is_found_in_few_sweeps(monkeypatch, spec):
     q = decoder(spec).distribution(x.double())
     for own, row in zip(q, x, strict=True):
         sweeps.clear()
-        written, drawn = gpu.fused_distribution(row.unsqueeze(0), plan_of(spec))
+        written, drawn = gpu.fused_distribution(row.unsqueeze(0).to(DEVICE), plan_of(spec))
+        written = written.cpu()
         assert bool(drawn.swept)
         assert 0.5 * (written.double() - own).abs().sum() < 1e-5
         same_support(spec, row.unsqueeze(0), written, own.unsqueeze(0))
-        assert 3 <= len(sweeps) <= 8
+        assert GPU or 3 <= len(sweeps) <= 8
 
 
 def test_steps_that_overshoot_are_not_solved_from_a_head():

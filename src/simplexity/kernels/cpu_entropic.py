@@ -54,33 +54,27 @@ def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Ten
     best = float(peaks.amax())
     floor = min(best + tau * math.log(CUT), math.nextafter(best, -math.inf))
     hot = (peaks > floor).nonzero().view(-1)
-    found = inside = None
-    if len(hot) <= HOT:
-        inside = in_blocks(scores, fill=-math.inf).index_select(0, hot).view(-1)
-        found = (inside > floor).nonzero().view(-1)
-    if found is None or len(found) > FEW:
-        found = None
-        if crowded(scores, floor):
-            return None
+    if len(hot) > HOT and crowded(scores, floor):
+        return None
     e = torch.sub(scores, best).mul_(1.0 / tau).clamp_min_(FLOORS[scores.dtype][0]).exp_()
-    mass = float(total(e))
-    token = None
-    if found is not None and inside is not None:
-        chosen = _by_lists(inside.index_select(0, found).tolist(), best, tau, p * mass, float(u))
-        if chosen is not None:
-            length = block_length(len(scores))
-            block, offset = divmod(found.tolist()[chosen], length)
-            token = hot.tolist()[block] * length + offset
-    if token is None:
-        token = _by_sorting(scores, e, mass, p, float(u))
+    mass, number = float(total(e)), float(u)
+    token = _by_lists(scores, hot, floor, best, tau, p * mass, number) if len(hot) <= HOT else None
+    token = _by_sorting(scores, e, mass, p, number) if token is None else token
     return None if token is None else torch.full(u.shape, token, device=u.device)
 
 
-def _by_lists(values: list[float], best: float, tau: float, needed: float, u: float) -> int | None:
-    """The place drawn among scores, ascending by id; None where all together hold less than is needed.
+def _by_lists(
+    scores: Tensor, hot: Tensor, floor: float, best: float, tau: float, needed: float, u: float
+) -> int | None:
+    """The token drawn from those above `floor`, in the `hot` blocks; None where they are many or hold too little.
 
     The few numbers above a cut leave torch: what takes a tensor operation microseconds takes a list nanoseconds.
     """
+    inside = in_blocks(scores, fill=-math.inf).index_select(0, hot).view(-1)
+    found = (inside > floor).nonzero().view(-1)
+    if len(found) > FEW:
+        return None
+    values = inside.index_select(0, found).tolist()
     weights = [math.exp((value - best) / tau) for value in values]
     mass, kept = 0.0, []
     for i in sorted(range(len(values)), key=values.__getitem__, reverse=True):  # stable: of equals the lowest id first
@@ -96,7 +90,8 @@ def _by_lists(values: list[float], best: float, tau: float, needed: float, u: fl
         if left < 0:
             chosen = i
             break
-    return chosen
+    block, offset = divmod(found.tolist()[chosen], block_length(len(scores)))
+    return hot.tolist()[block] * block_length(len(scores)) + offset
 
 
 def _by_sorting(scores: Tensor, e: Tensor, mass: float, p: float, u: float) -> int | None:
@@ -104,10 +99,8 @@ def _by_sorting(scores: Tensor, e: Tensor, mass: float, p: float, u: float) -> i
     floor = (mass - p * mass) * RARELY / len(e)
     if floor <= 0:
         return None
-    padded = in_blocks(torch.gt(e, floor, out=torch.empty_like(e))).view(
-        -1
-    )  # of numbers first: faster than a mask at once
-    ids = places(padded.bool())
+    above = torch.gt(e, floor, out=torch.empty_like(e))  # as numbers first: faster than a mask at once
+    ids = places(in_blocks(above).view(-1).bool())
     if len(ids) > MANY:
         return None
     masses = e.index_select(0, ids)

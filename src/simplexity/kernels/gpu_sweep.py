@@ -32,12 +32,12 @@ PARTED = tl.constexpr(9)  # sweeps that part a bracket by the numbers in it
 
 
 @triton.jit
-def above_cut(row_at, size, cut, TILE: tl.constexpr, NT: tl.constexpr):
-    """How many entries of the row lie above the cut."""
+def finite(row_at, size, TILE: tl.constexpr, NT: tl.constexpr):
+    """How many entries of the row are not −inf."""
     found = tl.zeros([TILE], tl.float32)  # one sum over threads in the end, not one for each tile
     for tile in tl.range(NT, num_stages=STAGES):
         _, x = load_tile(row_at, tile, size, TILE)
-        found += tl.where(x > cut, 1.0, 0.0)
+        found += tl.where(x > -float("inf"), 1.0, 0.0)
     return tl.sum(found.to(tl.float64))
 
 
@@ -116,7 +116,7 @@ def sweep_cut(
     lies between the ends, that is searched instead of the row.
     """
     cut, tie = -float("inf"), tl.full([], 2147483647, tl.int32)
-    every = mass if MASS else above_cut(row_at, size, -float("inf"), TILE, NT)
+    every = mass if MASS else finite(row_at, size, TILE, NT)
     if every > wanted:
         if MASS:  # tokens further down than this hold less, all together, than is to be left out
             spare = tl.maximum((every - wanted).to(tl.float32), 1e-30)
