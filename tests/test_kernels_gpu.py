@@ -212,7 +212,9 @@ def test_rows_as_a_model_has_them_are_solved_from_their_head(monkeypatch, spec):
     assert 0.5 * (written.cpu().double() - decoder(spec).distribution(x.double())).abs().sum(-1).max() < 1e-5
 
 
-@pytest.mark.parametrize("spec", ["bok:temperature=0.8", "bok:k=3,beta=0.2", "bok:k=4,beta=2,lam=0.5,weights=top-m,m=3", "bok:k=1,beta=1"])
+@pytest.mark.parametrize(
+    "spec", ["bok:temperature=0.8", "bok:k=3,beta=0.2", "bok:k=4,beta=2,lam=0.5,weights=top-m,m=3", "bok:k=1,beta=1"]
+)
 @pytest.mark.parametrize("shape", ["heavy tails", "flat"])
 def test_what_a_head_lacks_is_swept_once_a_step(monkeypatch, spec, shape):
     for name, value in {"TILE": 4096, "GROUP": 64, "GROUPS": 128, "NARROW": WHOLE}.items():
