@@ -10,14 +10,19 @@ file is written when it is graded; of all that are there pass@1 and pass@k are p
 has its own. Coupled and tree: `order=prob` reads codes over the tokens from the most probable on, `order=alike` with
 tokens of similar output embeddings side by side, instead of by number.
 
-A text's local context is its last m tokens; with fork=1 also which two tokens are the best to come. Quotas: where the
-others of the group have been v times and chose a token c times, a text draws it by max(0, (v+1)·p − strength·c); texts
-that arrive at the same step share evenly spread numbers.
+A text's local context is its last m tokens; with fork=1 also which two tokens are the best to come, with like=0.9 any
+place whose distribution q' overlaps with this one's so much, Σ √(q·q'). Quotas: where the others of the group were
+v times and chose a token c times, a text draws it by max(0, (v+1)·p − strength·c); texts that arrive at the same step
+share evenly spread numbers.
+
+Latin: at each step the group's numbers are evenly spread over (0, 1) and dealt out anew, whatever the texts are; they
+are read over the tokens from the most probable on.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -37,6 +42,8 @@ from simplexity.evaluation.task import Question, Task
 from simplexity.evaluation.tasks import task as named_task
 from simplexity.models import LanguageModel, load_model
 from simplexity.siblings import Siblings
+
+WIDTH = 4  # tokens that two distributions are compared by
 
 
 class Draws:
@@ -154,6 +161,8 @@ class Quotas(Draws):
         super().__init__(options, seeds, n, k, model)
         self.m = int(options.get("m", "6"))
         self.contexts = torch.zeros(len(self.own), 0, dtype=torch.int64, device=seeds.device)
+        self.best = torch.zeros(len(self.own), 0, WIDTH, dtype=torch.int32, device=seeds.device)
+        self.roots = torch.zeros(len(self.own), 0, WIDTH, device=seeds.device)
 
     def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
         """As above."""
@@ -168,7 +177,10 @@ class Quotas(Draws):
         hit = (same & (tokens >= 0) & others[None, :, :, None]).reshape(len(slots), -1)
         tokens = tokens.expand(-1, self.k, -1, -1).reshape(len(slots), -1)
         self.contexts = torch.cat([self.contexts, column.unsqueeze(-1)], -1)
-        visits, t = hit.sum(-1), self.warmth(scores, slots, written, step)
+        t = self.warmth(scores, slots, written, step)
+        if "like" in self.options:
+            hit &= self.alike(self.q(scores, t), slots, groups)
+        visits = hit.sum(-1)
         if "first" in self.options:
             t = torch.where(visits == 0, float(self.options["first"]), t)
         strength = float(self.options.get("strength", "1"))
@@ -181,6 +193,34 @@ class Quotas(Draws):
         rank = (together & torch.ones_like(together[0]).tril(-1)).sum(-1) / together.sum(-1)
         shared = uniform(derived_seed(self.groups[slots], here), step)
         return inverse_cdf(q, (shared + rank.flatten().double()) % 1.0)
+
+    def alike(self, q: Tensor, slots: Tensor, groups: Tensor) -> Tensor:
+        """Which earlier places of the group had a distribution like this one, `[rows, k · steps]`."""
+        mass, best = q.topk(WIDTH)
+        roots, best = mass.sqrt().view(*groups.shape, WIDTH), best.int().view(*groups.shape, WIDTH)
+        earlier, their = self.best[groups].unsqueeze(1), self.roots[groups].unsqueeze(1)
+        overlap = torch.zeros(*groups.shape, self.k, self.best.shape[1], device=q.device)
+        for i, j in itertools.product(range(WIDTH), repeat=2):
+            same = best[:, :, i, None, None] == earlier[..., j]
+            overlap += same * roots[:, :, i, None, None] * their[..., j]
+        places = torch.zeros(len(self.own), 1, WIDTH, dtype=torch.int32, device=q.device)
+        self.best = torch.cat([self.best, places.index_copy(0, slots, best.view(-1, 1, WIDTH))], 1)
+        self.roots = torch.cat([self.roots, places.float().index_copy(0, slots, roots.view(-1, 1, WIDTH))], 1)
+        return (overlap >= float(self.options["like"])).view(len(slots), -1)
+
+
+class Latin(Draws):
+    """One number from each k-th of (0, 1), dealt out anew at every step, over the tokens by their probability."""
+
+    grouped = True
+
+    def draw(self, scores: Tensor, slots: Tensor, written: Tensor, step: int) -> Tensor:
+        """As above."""
+        mine = uniform(self.own[slots], 2 * step + 1).view(-1, self.k)
+        dealt = mine.argsort(-1).argsort(-1).flatten()
+        numbers = (uniform(self.groups[slots], 2 * step) + dealt / self.k) % 1.0
+        q, tokens = self.q(scores, self.warmth(scores, slots, written, step)).sort(dim=-1, descending=True, stable=True)
+        return tokens.gather(-1, inverse_cdf(q, numbers).unsqueeze(-1)).squeeze(-1)
 
 
 def context_of(written: Tensor, slots: Tensor, step: int, m: int) -> Tensor:
@@ -214,7 +254,7 @@ def _best_two(scores: Tensor) -> Tensor:
     return (torch.minimum(first, second) * scores.shape[-1] + torch.maximum(first, second)).squeeze(-1)
 
 
-WAYS: dict[str, type[Draws]] = {"softmax": Draws, "coupled": Coupled, "tree": Tree, "quotas": Quotas}
+WAYS: dict[str, type[Draws]] = {"softmax": Draws, "coupled": Coupled, "tree": Tree, "quotas": Quotas, "latin": Latin}
 
 
 def write(many: ManyRows, draws: Draws, prompts: list[list[int]], n: int, limit: int, ends: Sequence[int]) -> Any:
