@@ -159,11 +159,13 @@ def _run(
     k = _parameter(plan.k, torch.int32, logits)
     seed, at = _parameter(seeds, torch.int64, logits), _parameter(step, torch.int64, logits)
     u = seed[0] if uniforms is None else uniforms.contiguous()
+    early = _early(cells, device)
     if batch:
         rows.tiles[(tiles, batch)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *task.coverage,
             maxima, sums, seconds, peaks,
-            KIND=task.kind, TILE=tile, NT=tiles, GROUP=group, GREEDY=plan.greedy, num_warps=warps,
+            KIND=task.kind, TILE=tile, NT=tiles, GROUP=group, GREEDY=plan.greedy, EARLY=early,
+            num_warps=warps,
         )  # fmt: skip
         rows.solve[(batch,)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *p, *k, u, *seed, *at, *task.coverage,
@@ -173,7 +175,7 @@ def _run(
             NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
             PACK=packed if tiles * per_tile >= 2 * packed else 0, ROOM=_room(tiles * per_tile), DRAW=draw,
             SEEDED=uniforms is None, SCALARS=task.scalars, PLACES=places, GREEDY=plan.greedy,
-            num_warps=row_warps, **_crowded(batch, device),
+            EARLY=early, num_warps=row_warps, **({"launch_pdl": True} if early else {}), **_crowded(batch, device),
         )  # fmt: skip
     return Drawn(tokens, log_q, status, flags, where if places else None), Scratch(tile, tiles, warps, scalars)
 
@@ -199,6 +201,16 @@ def _crowded(batch: int, device: torch.device) -> dict[str, int]:
     if device.type != "cuda" or torch.version.hip is not None or batch <= _multiprocessors(device):
         return {}
     return {"maxnreg": REGISTERS}
+
+
+def _early(programs: int, device: torch.device) -> int:
+    """When the row kernel may be launched, to wait on the GPU for the tiles instead of behind them.
+
+    0: after them. 1: with them, where they leave multiprocessors free. 2: as they end.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
+        return 0
+    return 1 if programs < _multiprocessors(device) else 2
 
 
 @cache

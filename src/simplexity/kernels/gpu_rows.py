@@ -16,6 +16,7 @@ q is a function of the score and of a few numbers of its row, so every kernel co
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward, second_rate
 from simplexity.kernels.gpu_coverage_rows import begin, sweep_tails
@@ -70,8 +71,11 @@ def tiles(
     logits, row_stride, other, other_stride, size, lam, lam_stride, tau, tau_stride, coverage, coverage_stride,
     maxima, sums, seconds, peaks,
     KIND: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, GROUP: tl.constexpr, GREEDY: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """K1: the maximum, the sum and the group maxima of one tile."""
+    if EARLY == 1:
+        gdc_launch_dependents()
     t, row = tl.program_id(0), tl.program_id(1)
     slope = 1.0 / tl.load(lam + row * lam_stride)
     others = 1.0 / tl.load(tau + row * tau_stride)
@@ -110,6 +114,8 @@ def tiles(
                 tl.store(seconds + at, second)
         tl.store(maxima + at, best)
         tl.store(peaks + at * COUNT + groups, peak)
+    if EARLY == 2:
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -120,13 +126,11 @@ def solve(
     KIND: tl.constexpr, RULE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
     NTP: tl.constexpr, NG: tl.constexpr, NGP: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     NARROW: tl.constexpr, PACK: tl.constexpr, DRAW: tl.constexpr, SEEDED: tl.constexpr, SCALARS: tl.constexpr,
-    ROOM: tl.constexpr, PLACES: tl.constexpr, GREEDY: tl.constexpr,
+    ROOM: tl.constexpr, PLACES: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """K2: one row from its tiles."""
     row = tl.program_id(0)
     t = tl.arange(0, NTP)
-    m = tl.load(maxima + row * NT + t, mask=t < NT, other=-float("inf"))
-    best = tl.max(m)
     slope = 1.0 / tl.load(lam + row * lam_stride)
     mass_slope = slope
     own, others = slope, 1.0 / tl.load(tau + row * tau_stride)
@@ -140,6 +144,13 @@ def solve(
     at, other_at = logits + row.to(tl.int64) * row_stride, other + row.to(tl.int64) * other_stride
     numbers, base = coverage + row * coverage_stride, scalars + row * SCALARS
     levels = base + 5
+    u = tl.full([], 0.0, tl.float64)
+    if DRAW:
+        u = number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED)
+    if EARLY != 0:  # up to here nothing was read that the tiles leave
+        gdc_wait()
+    m = tl.load(maxima + row * NT + t, mask=t < NT, other=-float("inf"))
+    best = tl.max(m)
     state = tl.full([], 0, tl.int32)
     if best == float("inf"):
         state = tl.where(has_nan(at, other_at, own, others, size, KIND, TILE, NT), 1, 2)
@@ -164,15 +175,12 @@ def solve(
                 tl.store(tokens + row, first.to(tl.int64))
                 tl.store(log_q + row, 0.0)
                 if PLACES:
-                    tl.store(places + row, number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED))
+                    tl.store(places + row, u)
         done = done | alone
     if not done:
         cut = -float("inf")
         tie = tl.full([], 2147483647, tl.int32)
         eta = 0.0
-        u = tl.full([], 0.0, tl.float64)
-        if DRAW:
-            u = number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED)
         total = tl.full([], 0.0, tl.float64)
         masses = tl.zeros([NTP], tl.float64)
         if KIND == SOFTMAX or KIND == PAIR or KIND == TOP_P or KIND == BOK or KIND == BEST:
