@@ -277,6 +277,14 @@ def test_a_hanging_answer_is_wrong_and_the_others_are_graded(box):
         assert grader.grade(pairs[:1])[0].correct
 
 
+def test_a_number_too_large_to_write_out_is_compared_as_it_is_written():
+    tower = "2^{2^{235423522}}"
+    with MathGrader(workers=1, timeout=60) as grader:  # a failure would take that long
+        right, wrong = grader.grade([(asked(tower), f"\\boxed{{{tower}}}"), (asked("4"), f"\\boxed{{{tower}}}")])
+    assert right.correct
+    assert (wrong.correct, wrong.answer, wrong.reason) == (False, tower, "not equal to the reference")
+
+
 def test_the_reason_names_the_limit():
     with MathGrader(workers=1, timeout=0.5) as grader:
         grade = grader.grade([(asked("5"), HANGS)])[0]

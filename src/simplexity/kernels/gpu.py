@@ -159,7 +159,7 @@ def _run(
     k = _parameter(plan.k, torch.int32, logits)
     seed, at = _parameter(seeds, torch.int64, logits), _parameter(step, torch.int64, logits)
     u = seed[0] if uniforms is None else uniforms.contiguous()
-    early = _early(cells, device)
+    early = _early(device)
     if batch:
         rows.tiles[(tiles, batch)](
             logits, logits.stride(0), *task.other, size, *task.slope, *task.tau, *task.coverage,
@@ -203,14 +203,12 @@ def _crowded(batch: int, device: torch.device) -> dict[str, int]:
     return {"maxnreg": REGISTERS}
 
 
-def _early(programs: int, device: torch.device) -> int:
-    """When the row kernel may be launched, to wait on the GPU for the tiles instead of behind them.
-
-    0: after them. 1: with them, where they leave multiprocessors free. 2: as they end.
-    """
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
-        return 0
-    return 1 if programs < _multiprocessors(device) else 2
+@cache
+def _early(device: torch.device) -> bool:
+    """Whether the row kernel can be launched while the tiles are read, and wait for them on the GPU: from Hopper on."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -74,7 +74,7 @@ def tiles(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """K1: the maximum, the sum and the group maxima of one tile."""
-    if EARLY == 1:
+    if EARLY:  # as soon as every tile has begun: `solve` then waits where it runs, not to be launched
         gdc_launch_dependents()
     t, row = tl.program_id(0), tl.program_id(1)
     slope = 1.0 / tl.load(lam + row * lam_stride)
@@ -114,8 +114,6 @@ def tiles(
                 tl.store(seconds + at, second)
         tl.store(maxima + at, best)
         tl.store(peaks + at * COUNT + groups, peak)
-    if EARLY == 2:
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -147,7 +145,7 @@ def solve(
     u = tl.full([], 0.0, tl.float64)
     if DRAW:
         u = number(uniforms, row, seeds, seed_stride, step, step_stride, SEEDED)
-    if EARLY != 0:  # up to here nothing was read that the tiles leave
+    if EARLY:  # up to here nothing was read that the tiles leave
         gdc_wait()
     m = tl.load(maxima + row * NT + t, mask=t < NT, other=-float("inf"))
     best = tl.max(m)

@@ -29,6 +29,7 @@ _PLAIN = rf"-?(?:\d+\s*)?(?:{_FRACTION}|\\[dt]?frac\s*\d\s*\d|(?:{_DECIMAL})(?:/
 _UNIT = r"cm|mm|km|kg|mg|lb|lbs|oz|ft|in|mi|yd|hr|hrs|mph|am|pm|sq|cu|m/s|km/h|[A-Za-z]{3,}"
 _UNITS = re.compile(rf"({_PLAIN})\s*(?:(?:{_UNIT})\.?(?:\s+[A-Za-z]+\.?)*)(?:\^?\{{?[23]\}}?)?")
 _ONE_LETTER_UNIT = re.compile(rf"({_PLAIN})\s*[msghlLANJWVKCF](?:\^\{{?[23]\}}?)?")
+_TOWER = re.compile(r"\^\s*\{?\s*\d+\s*\^\s*\{?\s*\d{3}")  # 2^{2^{100}}: no computer can write that number out
 _NOT_UNITS = re.compile(r"\b(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|mod|and|or|to|base|infinity|inf|choose)\b")
 _RATIO_UNIT = re.compile(r"\s*\\[dt]?frac\{\\(?:text|mathrm)\{[^{}]*\}\}\{\\(?:text|mathrm)\{[^{}]*\}\}$")
 _LABEL = re.compile(r"^(?:\\text\{[^{}]*(?:\bis|[:=])\s*\}|\\approx|(?:approximately|about|roughly)\b)\s*(?=\S)")
@@ -225,6 +226,8 @@ def without_percent(answer: str) -> str | None:
 @lru_cache(maxsize=256)
 def parsed(answer: str) -> Any:
     """The sympy object an answer stands for, or None."""
+    if _TOWER.search(answer):
+        return None
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 

@@ -34,7 +34,7 @@ class MathGrader:
     `timeout` seconds is wrong, and its worker is replaced.
     """
 
-    def __init__(self, workers: int | None = None, timeout: float = 10.0) -> None:
+    def __init__(self, workers: int | None = None, timeout: float = 5.0) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
         if not timeout > 0:
