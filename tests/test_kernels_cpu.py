@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import simplexity as sx
+from goodness import chi_square
 from simplexity import Context, decoder
 from simplexity.draw import ByNumber, inverse_cdf, uniform
 from simplexity.kernels import cpu_entropic, draw_fused
 from simplexity.kernels.cpu_coverage import draw_coverage
+from simplexity.nucleus import prefix
 from simplexity.rows import block_maxima
 
 SPECS = [
@@ -329,3 +331,56 @@ def test_one_row_with_hundreds_in_its_nucleus(monkeypatch, size, p):
             assert q[token] > 0
     assert len(answers) == 60, "some row was not drawn this way"
     assert p > 0.9 or None not in answers
+
+
+def awkward(kind: str, size: int = 1536) -> torch.Tensor:
+    """A row whose nucleus is wide; tied: with equals at its edge."""
+    x = torch.randn(size, generator=torch.Generator().manual_seed(5))
+    return {"smooth": x, "tied": x.mul(2).round().div(2), "all alike": torch.zeros(size)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["smooth", "tied", "all alike"])
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize("tries", [1, 16])
+def test_draws_by_trial_follow_the_distribution(monkeypatch, kind, rows, tries):
+    """Without seeds tokens of the whole row are tried; with one try half of the draws go on to find the edge."""
+    monkeypatch.setattr(cpu_entropic, "TRIES", tries)
+    chosen, x, g = decoder("top-p:p=0.55"), awkward(kind), torch.Generator().manual_seed(11)
+    among = x.expand(rows, -1) if rows > 1 else x.view(1, -1)
+    tokens = torch.cat([chosen.sample(among, generator=g) for _ in range(15_000 // rows)])
+    # a few hundred tokens at a time: the chance of each is the same there, and there are enough of it
+    q = chosen.distribution(x.double())
+    assert int(q[tokens].eq(0).sum()) == 0
+    groups = torch.arange(len(x)) // 16
+    assert chi_square(groups[tokens], torch.zeros(int(groups[-1]) + 1, dtype=q.dtype).index_add(0, groups, q)) > 1e-4
+    assert len(tokens.unique()) > 0.5 * int((q > 0).sum())
+
+
+def test_narrow_and_wide_rows_of_a_batch_are_drawn_without_seeds():
+    chosen, g = decoder("top-p:p=0.8"), torch.Generator().manual_seed(3)
+    narrow = torch.full((1536,), -20.0).index_fill(0, torch.tensor([7, 70, 700]), 0.0)
+    rows = torch.stack([awkward("smooth"), narrow]).repeat(20, 1)
+    tokens = torch.stack([chosen.sample(rows, generator=g) for _ in range(300)]).view(-1, 2)
+    assert set(tokens[:, 1].tolist()) == {7, 70, 700}
+    q = chosen.distribution(awkward("smooth"))
+    assert int((q[tokens[:, 0]] == 0).sum()) == 0
+    top = q > q.median()
+    assert abs(float(top[tokens[:, 0]].double().mean()) - float(q[top].sum())) < 0.02
+
+
+def test_a_generator_draws_the_same_again():
+    chosen, x = decoder("top-p:p=0.6"), awkward("smooth").expand(9, -1)
+    first, second = (chosen.sample(x, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(first.unique()) > 5
+
+
+@pytest.mark.parametrize("kind", ["smooth", "tied", "all alike"])
+@pytest.mark.parametrize("p", [0.003, 0.55, 0.9])
+def test_a_token_tells_by_one_sum_whether_it_is_in_the_nucleus(kind, p):
+    x = awkward(kind)
+    e = cpu_entropic._masses(x, float(x.max()), 0.8)
+    needed = p * float(e.double().sum())
+    nucleus = prefix(e, torch.tensor([needed], dtype=torch.float64), x) > 0
+    assert [cpu_entropic._kept(x, e, token, needed) for token in range(len(x))] == nucleus.tolist()
+    assert bool(nucleus.any())

@@ -222,7 +222,10 @@ class Decoder(ABC):
         else:
             working = as_working(scores)
             rows, device = working.shape[:-1], working.device
-            by = ByNumber(uniforms(rows, device, generator, seeds, step)) if codes is None else codes.draw
+            if codes is None:
+                by: Pick = ByNumber(uniforms(rows, device, generator, seeds, step), seeded=seeds is not None)
+            else:
+                by = codes.draw
             posed = self._posed(working, context, validate)
             tokens, status = self._picked(posed, by)
             logs = self._log_q_of(posed, tokens, status) if log_q else None

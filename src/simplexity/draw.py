@@ -108,21 +108,36 @@ def _place_in_row(q: Tensor, u: float) -> int:
     if len(q) < 4 * BLOCK:
         ends = list(accumulate(q.tolist()))
         return min(bisect_right(ends, u * ends[-1]), len(ends) - 1)
-    blocks = in_blocks(q)
-    sums = blocks.sum(-1)
-    ends = sums.cumsum(-1, dtype=torch.float64).tolist()
-    target = u * ends[-1]
-    block = min(bisect_right(ends, target), len(ends) - 1)
-    inside = list(accumulate(blocks[block].tolist()))
-    left = min(target - (ends[block] - float(sums[block])), inside[-1] * LAST)
-    return min(bisect_right(inside, left), len(inside) - 1) + block * blocks.shape[-1]
+    return LongRow(q).place(u)
+
+
+class LongRow:
+    """The inverse CDF of one row `[V]`, for as many numbers as one likes; `mass` is its sum."""
+
+    def __init__(self, q: Tensor) -> None:
+        self.blocks = in_blocks(q)
+        self.sums = self.blocks.sum(-1)
+        self.ends = self.sums.cumsum(-1, dtype=torch.float64).tolist()
+        self.mass = self.ends[-1]
+
+    def place(self, u: float) -> int:
+        """The first token whose cumulative mass exceeds u·Σq."""
+        target = min(u, LAST) * self.mass
+        block = min(bisect_right(self.ends, target), len(self.ends) - 1)
+        inside = list(accumulate(self.blocks[block].tolist()))
+        left = min(target - (self.ends[block] - float(self.sums[block])), inside[-1] * LAST)
+        return min(bisect_right(inside, left), len(inside) - 1) + block * self.blocks.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)
 class ByNumber:
-    """Picks by one number in [0, 1) for each row: see `inverse_cdf`."""
+    """Picks by one number in [0, 1) for each row: see `inverse_cdf`.
+
+    Numbers that are not `seeded` may be used in any way that draws from q: nobody has them to draw again elsewhere.
+    """
 
     u: Tensor
+    seeded: bool = True
 
     def __call__(self, masses: Tensor) -> Tensor:
         """The places."""

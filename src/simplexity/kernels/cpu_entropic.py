@@ -11,8 +11,9 @@ from torch import Tensor
 
 from simplexity.anchor import AnchorKL
 from simplexity.cuts import CUT
-from simplexity.draw import ByNumber, Pick
+from simplexity.draw import GRAIN, ByNumber, LongRow, Pick, uniform
 from simplexity.narrow import crowded
+from simplexity.nucleus import prefix
 from simplexity.problem import Problem
 from simplexity.regularisers import Sum
 from simplexity.rows import FLOORS, block_length, exp_, in_blocks, places, total
@@ -21,6 +22,9 @@ from simplexity.supports import TopP
 FEW = 512  # tokens that a loop in Python handles faster than torch
 HOT = 128  # blocks that hold them
 MANY = 4096  # tokens that are sorted
+STRIDE = 61  # of a sample that tells wide rows
+LIKELY = 0.5  # p from which on a token of the whole row is tried
+TRIES = 16
 RARELY = 30.0  # times (1 − p)/V of the mass: tokens with less are seldom needed
 
 
@@ -35,32 +39,98 @@ def draw_entropic(problem: Problem, solver: Any, peaks: Tensor, pick: Pick) -> T
         lam = 1.0 / (1.0 / lam + 1.0 / omega.anchor.temperature)
     support = problem.support
     if isinstance(support, TopP) and _is(support.temperature, lam) and not _is(support.p, 1.0):
-        one = problem.scores.numel() == problem.scores.shape[-1]
-        if one and isinstance(pick, ByNumber) and not isinstance(support.p, Tensor):
-            token = draw_one_nucleus(problem.scores.view(-1), peaks.view(-1), support.p, lam, pick.u)
-            if token is not None:
-                return token
-        # the exponentials that tell the cut are those to draw from
-        columns, masses = support.nucleus(problem.scores, peaks)
-        return columns.tokens(pick(masses))
+        return draw_nuclei(problem.scores, peaks, support, lam, pick)
     support.check(problem.scores)
     columns = support.narrow(problem.scores, peaks)
     e = exp_(torch.sub(columns.scores, peaks.amax(-1, keepdim=True)).mul_(1.0 / lam))
     return columns.tokens(pick(e))
 
 
-def draw_one_nucleus(scores: Tensor, peaks: Tensor, p: float, tau: float, u: Tensor) -> Tensor | None:
-    """The token `[...]` of one row; None where too many are left."""
+def draw_nuclei(scores: Tensor, peaks: Tensor, support: TopP, tau: float, pick: Pick) -> Tensor:
+    """Tokens `[...]`: of one row, and of wide ones among many, each by itself; of what is left together."""
+    if not isinstance(pick, ByNumber) or isinstance(support.p, Tensor):
+        return _together(scores, peaks, support, pick)
+    tried = not pick.seeded and support.p >= LIKELY
+    if scores.numel() > scores.shape[-1]:
+        return _draw_many(scores, peaks, support, tau, pick) if tried else _together(scores, peaks, support, pick)
+    row, tops, u, token = scores.reshape(-1), peaks.view(-1), float(pick.u), None
+    if tried:
+        token, u = _by_trial(row, float(tops.amax()), support.p, tau, u)
+    if token is None:
+        token = _by_edge(row, tops, support.p, tau, u)
+    if token is None:
+        return _together(scores, peaks, support, ByNumber(torch.full_like(pick.u, u)))
+    return torch.full(pick.u.shape, token, device=pick.u.device)
+
+
+def _draw_many(scores: Tensor, peaks: Tensor, support: TopP, tau: float, pick: ByNumber) -> Tensor:
+    rows, best = scores.reshape(-1, scores.shape[-1]), peaks.amax(-1).flatten()
+    # those that seem to have more than a few tokens above the floor, told from a sample
+    wide = (rows[:, ::STRIDE] > (best + tau * math.log(CUT)).unsqueeze(-1)).sum(-1) * STRIDE > FEW
+    alone = wide.nonzero().view(-1).tolist()
+    if not alone:
+        return _together(scores, peaks, support, pick)
+    tokens, numbers, p = [-1] * len(rows), pick.u.flatten().tolist(), float(support.p)
+    for i, top in zip(alone, best[wide].tolist(), strict=True):
+        token, numbers[i] = _by_trial(rows[i], top, p, tau, numbers[i])
+        tokens[i] = -1 if token is None else token
+    drawn, left = torch.tensor(tokens), [i for i, token in enumerate(tokens) if token < 0]
+    if left:
+        own = ByNumber(torch.tensor([numbers[i] for i in left], dtype=torch.float64))
+        drawn[left] = _together(rows[left], peaks.view(len(rows), -1)[left], support, own)
+    return drawn.view(pick.u.shape)
+
+
+def _together(scores: Tensor, peaks: Tensor, support: TopP, pick: Pick) -> Tensor:
+    columns, masses = support.nucleus(scores, peaks)  # the exponentials that tell the cut are those to draw from
+    return columns.tokens(pick(masses))
+
+
+def _by_trial(scores: Tensor, best: float, p: float, tau: float, u: float) -> tuple[int | None, float]:
+    """(A token of a row `[V]` drawn from all, and again until it lies in the nucleus, or None; the u to go on with).
+
+    A token is in the nucleus if those before it hold less than p of the mass: one sum, and its edge need not be known.
+    Every number after the first is made of that one's bits.
+    """
+    e = _masses(scores, best, tau)
+    row, bits = LongRow(e), int(u / GRAIN)
+    for n in range(1, TRIES + 1):
+        token = row.place(u)
+        if _kept(scores, e, token, p * row.mass):
+            return token, u
+        u = float(uniform(torch.tensor(bits), n))
+    return None, u
+
+
+def _kept(scores: Tensor, e: Tensor, token: int, needed: float) -> bool:
+    """Whether the tokens before this one, the best first and of equals the lowest id, hold less than is needed."""
+    own = float(e[token])
+    if float(torch.threshold(e, own * (1 - 2.0**-22), 0.0).sum()) <= needed:  # with those that are as good
+        return True
+    left = needed - float(torch.threshold(e, own, 0.0).sum())
+    if left <= 0:
+        return False
+    equals = (e == own).nonzero().view(-1)
+    kept = prefix(e[equals], e.new_full((1,), left, dtype=torch.float64), scores[equals])
+    return bool(kept[equals == token])
+
+
+def _by_edge(scores: Tensor, peaks: Tensor, p: float, tau: float, u: float) -> int | None:
+    """The token of one row by its number u in [0, 1); None where too many are left."""
     best = float(peaks.amax())
     floor = min(best + tau * math.log(CUT), math.nextafter(best, -math.inf))
     hot = (peaks > floor).nonzero().view(-1)
     if len(hot) > HOT and crowded(scores, floor):
         return None
-    e = torch.sub(scores, best).mul_(1.0 / tau).clamp_min_(FLOORS[scores.dtype][0]).exp_()
-    mass, number = float(total(e)), float(u)
-    token = _by_lists(scores, hot, floor, best, tau, p * mass, number) if len(hot) <= HOT else None
-    token = _by_sorting(scores, e, mass, p, number) if token is None else token
-    return None if token is None else torch.full(u.shape, token, device=u.device)
+    e = _masses(scores, best, tau)
+    mass = float(total(e))
+    token = _by_lists(scores, hot, floor, best, tau, p * mass, u) if len(hot) <= HOT else None
+    return _by_sorting(scores, e, mass, p, u) if token is None else token
+
+
+def _masses(scores: Tensor, best: float, tau: float) -> Tensor:
+    """exp((s − max s)/τ), those too small for a normal number as the least one."""
+    return torch.sub(scores, best).mul_(1.0 / tau).clamp_min_(FLOORS[scores.dtype][0]).exp_()
 
 
 def _by_lists(
