@@ -25,6 +25,7 @@ MANY = 4096  # tokens that are sorted
 STRIDE = 61  # of a sample that tells wide rows
 LIKELY = 0.5  # p from which on a token of the whole row is tried
 TRIES = 16
+SEEN = 1e-4  # of a sum in float32: what is as large makes a difference to it
 RARELY = 30.0  # times (1 − p)/V of the mass: tokens with less are seldom needed
 
 
@@ -105,11 +106,15 @@ def _by_trial(scores: Tensor, best: float, p: float, tau: float, u: float) -> tu
 def _kept(scores: Tensor, e: Tensor, token: int, needed: float) -> bool:
     """Whether the tokens before this one, the best first and of equals the lowest id, hold less than is needed."""
     own = float(e[token])
-    if float(torch.threshold(e, own * (1 - 2.0**-22), 0.0).sum()) <= needed:  # with those that are as good
+    held = float(torch.threshold(e, own * (1 - 2.0**-22), 0.0).sum())  # with those that are as good
+    if held <= needed:
         return True
-    left = needed - float(torch.threshold(e, own, 0.0).sum())
+    better = float(torch.threshold(e, own, 0.0).sum())
+    left = needed - better
     if left <= 0:
         return False
+    if own > SEEN * needed and held - better < 1.5 * own:  # it has no equals
+        return True
     equals = (e == own).nonzero().view(-1)
     kept = prefix(e[equals], e.new_full((1,), left, dtype=torch.float64), scores[equals])
     return bool(kept[equals == token])
