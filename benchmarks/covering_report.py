@@ -3,8 +3,9 @@
     python benchmarks/covering_report.py results/covering/held-out-*.json
 
 A group is held against two things. Against independent draws of a softmax with the same pass@1, read between the
-temperatures of its sweep. And against as many of its own samples from different groups, which are independent and have
-the very same pass@1: what is left is the work of the group alone, and far less noise.
+temperatures of its sweep, in whichever of the files they are. And against as many of its own samples from different
+groups, which are independent and have the very same pass@1: what is left is the work of the group alone, and far less
+noise.
 
 The room is what the best group could gain that keeps each question's own share r of right samples: Σ min(1, k·r).
 """
@@ -12,6 +13,7 @@ The room is what the best group could gain that keeps each question's own share 
 import argparse
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from simplexity.evaluation.intervals import Interval, interval
 from simplexity.evaluation.scores import Sampled
 
 RESAMPLES = 2000
+TEMPERATURE = re.compile(r"softmax t=[\d.]+")
 
 
 def sampled(arm: str, found: dict[str, Any], k: int) -> Sampled:
@@ -78,10 +81,13 @@ def main() -> None:
     """Print a table for each file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    for path in parser.parse_args().files:
-        run = json.loads(path.read_text())
+    runs = [json.loads(path.read_text()) for path in parser.parse_args().files]
+    for run in runs:
         k, arms = run["group"], {arm: sampled(arm, found, run["group"]) for arm, found in run["arms"].items()}
-        sweep = [samples for arm, samples in arms.items() if independent(arm) and "minp" not in arm]
+        alike = (other["arms"] for other in runs if (other["task"], other["group"]) == (run["task"], k))
+        sweep = [
+            sampled(arm, found, k) for other in alike for arm, found in other.items() if TEMPERATURE.fullmatch(arm)
+        ]
         votes = all("answers" in found for found in run["arms"].values())
         print(f"\n{run['task']}; {run['samples']} samples in groups of {k}, 95% intervals")
         print(f"| | pass@1 | pass@{k} | maj@{k} | above softmax | above different groups | room |")

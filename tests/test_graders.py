@@ -277,12 +277,18 @@ def test_a_hanging_answer_is_wrong_and_the_others_are_graded(box):
         assert grader.grade(pairs[:1])[0].correct
 
 
-def test_a_number_too_large_to_write_out_is_compared_as_it_is_written():
-    tower = "2^{2^{235423522}}"
+@pytest.mark.parametrize("huge", ["2^{2^{235423522}}", "2^{470846047}", "10^{3^{100}}"])
+def test_a_number_too_large_to_write_out_is_compared_as_it_is_written(huge):
     with MathGrader(workers=1, timeout=60) as grader:  # a failure would take that long
-        right, wrong = grader.grade([(asked(tower), f"\\boxed{{{tower}}}"), (asked("4"), f"\\boxed{{{tower}}}")])
+        right, wrong = grader.grade([(asked(huge), f"\\boxed{{{huge}}}"), (asked("4"), f"\\boxed{{{huge}}}")])
     assert right.correct
-    assert (wrong.correct, wrong.answer, wrong.reason) == (False, tower, "not equal to the reference")
+    assert (wrong.correct, wrong.answer, wrong.reason) == (False, huge, "not equal to the reference")
+
+
+@pytest.mark.parametrize(("power", "value"), [("1^{2^{235423523}}", "1"), ("2^{1^{500}}", "2"), ("2^{2^{3}}", "256")])
+def test_powers_that_only_look_large_are_worked_out(power, value):
+    with MathGrader(workers=1, timeout=60) as grader:
+        assert grader.grade([(asked(value), f"\\boxed{{{power}}}")])[0].correct
 
 
 def test_the_reason_names_the_limit():

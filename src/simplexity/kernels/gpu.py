@@ -175,7 +175,8 @@ def _run(
             NGP=padded * per_tile, GROUP=group, GROUPS=groups, NARROW=min(narrow, groups),
             PACK=packed if tiles * per_tile >= 2 * packed else 0, ROOM=_room(tiles * per_tile), DRAW=draw,
             SEEDED=uniforms is None, SCALARS=task.scalars, PLACES=places, GREEDY=plan.greedy,
-            EARLY=early, num_warps=row_warps, **({"launch_pdl": True} if early else {}), **_crowded(batch, device),
+            EARLY=early, num_warps=row_warps, **({"launch_pdl": True} if early else {}),
+            **_crowded(batch, draw, device),
         )  # fmt: skip
     return Drawn(tokens, log_q, status, flags, where if places else None), Scratch(tile, tiles, warps, scalars)
 
@@ -192,13 +193,14 @@ def _tables(device: torch.device, *sizes: int) -> list[Tensor]:
     return [room[:size] for room, size in zip(whole.split(rooms), sizes, strict=True)]
 
 
-def _crowded(batch: int, device: torch.device) -> dict[str, int]:
+def _crowded(batch: int, draw: bool, device: torch.device) -> dict[str, int]:
     """How the row kernel is compiled for so many rows.
 
     Left alone it takes every register of a multiprocessor, which is fastest for one row and makes others wait. Fewer
-    warps would do as well, but sum in another order: a row's draw must not depend on how many there are.
+    warps would do as well, but sum in another order: a row's draw must not depend on how many there are. Where q is
+    written a µs does not matter, and compiling once instead of twice does.
     """
-    if device.type != "cuda" or torch.version.hip is not None or batch <= _multiprocessors(device):
+    if device.type != "cuda" or torch.version.hip is not None or (draw and batch <= _multiprocessors(device)):
         return {}
     return {"maxnreg": REGISTERS}
 
