@@ -26,6 +26,7 @@ from simplexity.evaluation.intervals import Interval, interval
 from simplexity.evaluation.scores import Sampled
 
 RESAMPLES = 2000
+SAME = ("task", "group", "model", "tokens")  # of runs whose samples can be compared
 TEMPERATURE = re.compile(r"softmax t=[\d.]+")
 
 
@@ -84,10 +85,8 @@ def main() -> None:
     runs = [json.loads(path.read_text()) for path in parser.parse_args().files]
     for run in runs:
         k, arms = run["group"], {arm: sampled(arm, found, run["group"]) for arm, found in run["arms"].items()}
-        alike = (other["arms"] for other in runs if (other["task"], other["group"]) == (run["task"], k))
-        sweep = [
-            sampled(arm, found, k) for other in alike for arm, found in other.items() if TEMPERATURE.fullmatch(arm)
-        ]
+        alike = (other["arms"].items() for other in runs if all(other[x] == run[x] for x in SAME))
+        sweep = [sampled(arm, found, k) for named in alike for arm, found in named if TEMPERATURE.fullmatch(arm)]
         votes = all("answers" in found for found in run["arms"].values())
         print(f"\n{run['task']}; {run['samples']} samples in groups of {k}, 95% intervals")
         print(f"| | pass@1 | pass@{k} | maj@{k} | above softmax | above different groups | room |")

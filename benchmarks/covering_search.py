@@ -10,10 +10,10 @@ file is written when it is graded; of all that are there pass@1 and pass@k are p
 has its own. Coupled and tree: `order=prob` reads codes over the tokens from the most probable on, `order=alike` with
 tokens of similar output embeddings side by side, instead of by number.
 
-A text's local context is its last m tokens; with fork=1 also which two tokens are the best to come, with like=0.9 any
-place whose distribution q' overlaps with this one's so much, Σ √(q·q'). Quotas: where the others of the group were
-v times and chose a token c times, a text draws it by max(0, (v+1)·p − strength·c); texts that arrive at the same step
-share evenly spread numbers.
+A text's local context is its last m tokens; with fork=1 also which two tokens are the best to come. With like=0.9
+only places count whose distribution q' overlaps with this one's so much, Σ √(q·q') over the four best tokens of each.
+Quotas: where the others of the group were v times and chose a token c times, a text draws it by
+max(0, (v+1)·p − strength·c); texts that arrive at the same step share evenly spread numbers.
 
 Latin: at each step the group's numbers are evenly spread over (0, 1) and dealt out anew, whatever the texts are; they
 are read over the tokens from the most probable on.

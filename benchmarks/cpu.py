@@ -27,7 +27,7 @@ from simplexity import decoder
 T = 0.8
 BURST = 5
 SIZES = [(size, batch, torch.float32) for size in (49_152, 151_936, 262_144) for batch in (1, 16, 32, 256)]
-SIZES += [(size, batch, torch.bfloat16) for size in (49_152, 151_936, 262_144) for batch in (1, 32)]
+SIZES += [(size, batch, torch.bfloat16) for size in (49_152, 151_936, 262_144) for batch in (1, 32, 256)]
 QUICK = [(49_152, 1, torch.float32), (151_936, 16, torch.float32)]
 CHAINS: dict[str, list[Any]] = {
     "plain": [],

@@ -285,7 +285,9 @@ def test_a_number_too_large_to_write_out_is_compared_as_it_is_written(huge):
     assert (wrong.correct, wrong.answer, wrong.reason) == (False, huge, "not equal to the reference")
 
 
-@pytest.mark.parametrize(("power", "value"), [("1^{2^{235423523}}", "1"), ("2^{1^{500}}", "2"), ("2^{2^{3}}", "256")])
+@pytest.mark.parametrize(
+    ("power", "value"), [("1^{2^{235423523}}", "1"), ("2^{1^{500}}", "2"), ("2^{2^{3}}", "256"), ("2^{00000003}", "8")]
+)
 def test_powers_that_only_look_large_are_worked_out(power, value):
     with MathGrader(workers=1, timeout=60) as grader:
         assert grader.grade([(asked(value), f"\\boxed{{{power}}}")])[0].correct

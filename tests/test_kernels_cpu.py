@@ -334,12 +334,13 @@ def test_one_row_with_hundreds_in_its_nucleus(monkeypatch, size, p):
 
 
 def awkward(kind: str, size: int = 1536) -> torch.Tensor:
-    """A row whose nucleus is wide; tied: with equals at its edge."""
+    """A row whose nucleus is wide; tied: with equals at its edge; masked: a third is forbidden."""
     x = torch.randn(size, generator=torch.Generator().manual_seed(5))
-    return {"smooth": x, "tied": x.mul(2).round().div(2), "all alike": torch.zeros(size)}[kind]
+    masked = x.index_fill(0, torch.arange(0, size, 3), -torch.inf)
+    return {"smooth": x, "tied": x.mul(2).round().div(2), "all alike": torch.zeros(size), "masked": masked}[kind]
 
 
-@pytest.mark.parametrize("kind", ["smooth", "tied", "all alike"])
+@pytest.mark.parametrize("kind", ["smooth", "tied", "all alike", "masked"])
 @pytest.mark.parametrize("rows", [1, 50])
 @pytest.mark.parametrize("tries", [1, 16])
 def test_draws_by_trial_follow_the_distribution(monkeypatch, kind, rows, tries):
@@ -368,6 +369,26 @@ def test_narrow_and_wide_rows_of_a_batch_are_drawn_without_seeds():
     assert abs(float(top[tokens[:, 0]].double().mean()) - float(q[top].sum())) < 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1031, 20_011])  # without a short divisor
+def test_tries_in_any_shape_and_precision(dtype, size):
+    x = awkward("masked", size).to(dtype).expand(2, 3, -1)
+    chosen, g = decoder("top-p:p=0.7"), torch.Generator().manual_seed(2)
+    q = chosen.distribution(x)[0, 0]
+    for scores in (x, x.transpose(0, 1), x[:1, :1]):
+        tokens = torch.stack([chosen.sample(scores, generator=g) for _ in range(30)])
+        assert tokens.shape[1:] == scores.shape[:-1]
+        assert int((q[tokens] == 0).sum()) == 0
+        assert len(tokens.unique()) > 0.5 * tokens.numel()
+
+
+def test_a_forbidden_token_is_not_kept_be_its_mass_within_rounding():
+    x = awkward("masked")
+    e = cpu_entropic._masses(x, float(x.max()), 1.0)
+    assert not cpu_entropic._kept(x, e, 0, 1.001 * float(e.sum()))
+    assert cpu_entropic._kept(x, e, 1, 1.001 * float(e.sum()))
+
+
 def test_a_generator_draws_the_same_again():
     chosen, x = decoder("top-p:p=0.6"), awkward("smooth").expand(9, -1)
     first, second = (chosen.sample(x, generator=torch.Generator().manual_seed(1)) for _ in range(2))
@@ -375,7 +396,7 @@ def test_a_generator_draws_the_same_again():
     assert len(first.unique()) > 5
 
 
-@pytest.mark.parametrize("kind", ["smooth", "tied", "all alike"])
+@pytest.mark.parametrize("kind", ["smooth", "tied", "all alike", "masked"])
 @pytest.mark.parametrize("p", [0.003, 0.55, 0.9])
 def test_a_token_tells_by_one_sum_whether_it_is_in_the_nucleus(kind, p):
     x = awkward(kind)

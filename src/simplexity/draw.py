@@ -104,10 +104,9 @@ def inverse_cdf(q: Tensor, u: Tensor) -> Tensor:
 
 def _place_in_row(q: Tensor, u: float) -> int:
     """The same for one row `[V]`, number for number, with what is small in plain Python: half the time."""
-    u = min(u, LAST)
     if len(q) < 4 * BLOCK:
         ends = list(accumulate(q.tolist()))
-        return min(bisect_right(ends, u * ends[-1]), len(ends) - 1)
+        return min(bisect_right(ends, min(u, LAST) * ends[-1]), len(ends) - 1)
     return LongRow(q).place(u)
 
 

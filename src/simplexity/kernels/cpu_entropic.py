@@ -25,7 +25,6 @@ MANY = 4096  # tokens that are sorted
 STRIDE = 61  # of a sample that tells wide rows
 LIKELY = 0.5  # p from which on a token of the whole row is tried
 TRIES = 16
-SEEN = 1e-4  # of a sum in float32: what is as large makes a difference to it
 RARELY = 30.0  # times (1 − p)/V of the mass: tokens with less are seldom needed
 
 
@@ -108,14 +107,16 @@ def _kept(scores: Tensor, e: Tensor, token: int, needed: float) -> bool:
     own = float(e[token])
     held = float(torch.threshold(e, own * (1 - 2.0**-22), 0.0).sum())  # with those that are as good
     if held <= needed:
-        return True
+        return float(scores[token]) > -math.inf  # which weighs as much as the least number here
     better = float(torch.threshold(e, own, 0.0).sum())
     left = needed - better
     if left <= 0:
         return False
-    if own > SEEN * needed and held - better < 1.5 * own:  # it has no equals
+    if held - better < 1.5 * own:  # it has no equals
         return True
     equals = (e == own).nonzero().view(-1)
+    if bool((scores[equals] == scores[token]).all()):
+        return int((equals < token).sum()) * own < left
     kept = prefix(e[equals], e.new_full((1,), left, dtype=torch.float64), scores[equals])
     return bool(kept[equals == token])
 

@@ -208,7 +208,7 @@ def _crowded(batch: int, draw: bool, device: torch.device) -> dict[str, int]:
 @cache
 def _early(device: torch.device) -> bool:
     """Whether the row kernel can be launched while the tiles are read, and wait for them on the GPU: from Hopper on."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda" or torch.version.hip is not None or rows.gdc_wait is None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
 

@@ -12,11 +12,10 @@ q is a function of the score and of a few numbers of its row, so every kernel co
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false, reportOptionalCall=false, reportOperatorIssue=false
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simplexity.kernels.gpu_coverage import BETA, DRAWS, LAM, reward, second_rate
 from simplexity.kernels.gpu_coverage_rows import begin, sweep_tails
@@ -40,6 +39,11 @@ from simplexity.kernels.gpu_weights import (
     number,
     weigh,
 )
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton that does not know it launches the kernels one after the other
+    gdc_launch_dependents = gdc_wait = None
 
 SCALARS = 5  # numbers a row keeps: best, cut, last tied id, multiplier, mass; then its levels
 GROUP = 64  # neighbouring tokens that share a maximum: 1.6% of the logits

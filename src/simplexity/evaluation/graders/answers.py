@@ -29,8 +29,9 @@ _PLAIN = rf"-?(?:\d+\s*)?(?:{_FRACTION}|\\[dt]?frac\s*\d\s*\d|(?:{_DECIMAL})(?:/
 _UNIT = r"cm|mm|km|kg|mg|lb|lbs|oz|ft|in|mi|yd|hr|hrs|mph|am|pm|sq|cu|m/s|km/h|[A-Za-z]{3,}"
 _UNITS = re.compile(rf"({_PLAIN})\s*(?:(?:{_UNIT})\.?(?:\s+[A-Za-z]+\.?)*)(?:\^?\{{?[23]\}}?)?")
 _ONE_LETTER_UNIT = re.compile(rf"({_PLAIN})\s*[msghlLANJWVKCF](?:\^\{{?[23]\}}?)?")
-_BASE = r"(?!0*[01]\s*\^)\d+\s*\^\s*\{?\s*"  # at least 2: powers of 1 are no trouble
-_HUGE = re.compile(rf"{_BASE}(?:\d{{8,}}|{_BASE}\d{{3,}})[\s}}]*")  # 2^{470846047}, 2^{2^{100}}: not to be written out
+_POWER = r"(?!0*[01]\s*\^)\d+\s*\^\s*\{?\s*0*"  # of 2 at least: those of 1 are no trouble
+# 2^{470846047}, 2^{2^{100}}: not to be written out
+_HUGE = re.compile(rf"{_POWER}(?:[1-9]\d{{7,}}|{_POWER}[1-9]\d{{2,}})[\s}}]*")
 _NOT_UNITS = re.compile(r"\b(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|mod|and|or|to|base|infinity|inf|choose)\b")
 _RATIO_UNIT = re.compile(r"\s*\\[dt]?frac\{\\(?:text|mathrm)\{[^{}]*\}\}\{\\(?:text|mathrm)\{[^{}]*\}\}$")
 _LABEL = re.compile(r"^(?:\\text\{[^{}]*(?:\bis|[:=])\s*\}|\\approx|(?:approximately|about|roughly)\b)\s*(?=\S)")
