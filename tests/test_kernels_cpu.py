@@ -10,7 +10,7 @@ import simplexity as sx
 from goodness import chi_square
 from simplexity import Context, decoder
 from simplexity.draw import ByNumber, inverse_cdf, uniform
-from simplexity.kernels import cpu_entropic, draw_fused
+from simplexity.kernels import cpu_nucleus, draw_fused
 from simplexity.kernels.cpu_coverage import draw_coverage
 from simplexity.nucleus import prefix
 from simplexity.rows import block_maxima
@@ -316,8 +316,8 @@ def test_what_is_left_out_of_an_exact_optimum_weighs_next_to_nothing(scale):
 @pytest.mark.parametrize("p", [0.9, 0.99])
 def test_one_row_with_hundreds_in_its_nucleus(monkeypatch, size, p):
     """Scores that fall with the logarithm of the rank, some of them tied or forbidden: sorted without the rest."""
-    sorted_by, answers = cpu_entropic._by_sorting, []
-    monkeypatch.setattr(cpu_entropic, "_by_sorting", lambda *given: answers.append(sorted_by(*given)) or answers[-1])
+    sorted_by, answers = cpu_nucleus._by_sorting, []
+    monkeypatch.setattr(cpu_nucleus, "_by_sorting", lambda *given: answers.append(sorted_by(*given)) or answers[-1])
     g, chosen = torch.Generator().manual_seed(size), decoder(f"top-p:p={p},temperature=0.8")
     x = (-1.7 * torch.log1p(torch.arange(size) / 60))[torch.randperm(size, generator=g)]
     halves, masked = x.bfloat16().float(), x + 1e4
@@ -345,7 +345,7 @@ def awkward(kind: str, size: int = 1536) -> torch.Tensor:
 @pytest.mark.parametrize("tries", [1, 16])
 def test_draws_by_trial_follow_the_distribution(monkeypatch, kind, rows, tries):
     """Without seeds tokens of the whole row are tried; with one try half of the draws go on to find the edge."""
-    monkeypatch.setattr(cpu_entropic, "TRIES", tries)
+    monkeypatch.setattr(cpu_nucleus, "TRIES", tries)
     chosen, x, g = decoder("top-p:p=0.55"), awkward(kind), torch.Generator().manual_seed(11)
     among = x.expand(rows, -1) if rows > 1 else x.view(1, -1)
     tokens = torch.cat([chosen.sample(among, generator=g) for _ in range(15_000 // rows)])
@@ -384,9 +384,9 @@ def test_tries_in_any_shape_and_precision(dtype, size):
 
 def test_a_forbidden_token_is_not_kept_be_its_mass_within_rounding():
     x = awkward("masked")
-    e = cpu_entropic._masses(x, float(x.max()), 1.0)
-    assert not cpu_entropic._kept(x, e, 0, 1.001 * float(e.sum()))
-    assert cpu_entropic._kept(x, e, 1, 1.001 * float(e.sum()))
+    e = cpu_nucleus._masses(x, float(x.max()), 1.0)
+    assert not cpu_nucleus._kept(x, e, 0, 1.001 * float(e.sum()))
+    assert cpu_nucleus._kept(x, e, 1, 1.001 * float(e.sum()))
 
 
 def test_a_generator_draws_the_same_again():
@@ -400,8 +400,8 @@ def test_a_generator_draws_the_same_again():
 @pytest.mark.parametrize("p", [0.003, 0.55, 0.9])
 def test_a_token_tells_by_one_sum_whether_it_is_in_the_nucleus(kind, p):
     x = awkward(kind)
-    e = cpu_entropic._masses(x, float(x.max()), 0.8)
+    e = cpu_nucleus._masses(x, float(x.max()), 0.8)
     needed = p * float(e.double().sum())
     nucleus = prefix(e, torch.tensor([needed], dtype=torch.float64), x) > 0
-    assert [cpu_entropic._kept(x, e, token, needed) for token in range(len(x))] == nucleus.tolist()
+    assert [cpu_nucleus._kept(x, e, token, needed) for token in range(len(x))] == nucleus.tolist()
     assert bool(nucleus.any())
